@@ -1,0 +1,46 @@
+"""The job file: one frozen value that says everything about a run."""
+
+from raytrain_app.job.compare import result_differences
+from raytrain_app.job.load import job_from_dict, load_job
+from raytrain_app.job.model import (
+    Adam,
+    AdamW,
+    AllReduce,
+    Checkpoint,
+    Data,
+    EarlyStopping,
+    Failure,
+    Job,
+    Model,
+    ModelParallel,
+    Optimizer,
+    ParameterServer,
+    Scaling,
+    Sgd,
+    Strategy,
+    Train,
+    Workers,
+)
+
+__all__ = [
+    "Adam",
+    "AdamW",
+    "AllReduce",
+    "Checkpoint",
+    "Data",
+    "EarlyStopping",
+    "Failure",
+    "Job",
+    "Model",
+    "ModelParallel",
+    "Optimizer",
+    "ParameterServer",
+    "Scaling",
+    "Sgd",
+    "Strategy",
+    "Train",
+    "Workers",
+    "job_from_dict",
+    "load_job",
+    "result_differences",
+]

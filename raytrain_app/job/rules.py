@@ -1,0 +1,123 @@
+"""Rules about several keys of a job at once, and the table of what is not available yet."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from raytrain_app.job.model import Job
+
+# Part of the job file, but not built yet: refused by name rather than ignored.
+NOT_AVAILABLE_YET: dict[str, tuple[str, ...]] = {
+    "framework": ("tensorflow",),
+    "strategy.name": ("parameter_server", "model_parallel"),
+    "strategy.tf_distribute": ("multi_worker_mirrored", "mirrored", "central_storage", "one_device"),
+}
+
+
+@dataclass(frozen=True)
+class BrokenRule:
+    """One broken rule: the key to change, the other keys it involves, and a sentence."""
+
+    path: str
+    text: str
+    others: tuple[str, ...] = ()
+
+
+def broken_rules(job: Job) -> Iterator[BrokenRule]:
+    """Every rule that `job`, right key by key, breaks as a whole."""
+    yield from _not_available_yet(job)
+    yield from _sizes(job)
+    yield from _optimizer(job)
+    yield from _metrics(job)
+    yield from _devices(job)
+    yield from _frameworks(job)
+
+
+def value_at(job: Any, path: str) -> Any:
+    """The value of a dotted key, None where the section in force has no such key."""
+    for part in path.split("."):
+        job = getattr(job, part, None)
+    return job
+
+
+def _not_available_yet(job: Job) -> Iterator[BrokenRule]:
+    for path, values in NOT_AVAILABLE_YET.items():
+        if (value := value_at(job, path)) in values:
+            yield BrokenRule(path, f"{value} is not available yet")
+
+
+def _sizes(job: Job) -> Iterator[BrokenRule]:
+    shards, workers, batch = job.num_shards, job.scaling.workers, job.train.global_batch_size
+    if workers.max > shards:
+        yield BrokenRule(
+            "scaling.workers",
+            f"found {workers}, but train.virtual_shards is {shards} and a worker without a shard has nothing to do; "
+            f"expected at most {shards} workers, or virtual_shards of at least {workers.max}",
+            ("train.virtual_shards",),
+        )
+    if batch < shards:
+        yield BrokenRule(
+            "train.global_batch_size",
+            f"found {batch}; expected at least {shards}, one row for each virtual shard",
+            ("train.virtual_shards", "scaling.workers"),
+        )
+
+
+def _optimizer(job: Job) -> Iterator[BrokenRule]:
+    if job.optimizer.warmup_steps and job.optimizer.schedule == "constant":
+        yield BrokenRule(
+            "optimizer.warmup_steps",
+            f"found {job.optimizer.warmup_steps} with schedule: constant, which has no warm-up; expected 0, "
+            "or schedule: linear or cosine",
+            ("optimizer.schedule",),
+        )
+
+
+def _metrics(job: Job) -> Iterator[BrokenRule]:
+    sections = {"checkpoint": job.checkpoint, "train.early_stopping": job.train.early_stopping}
+    for path, section in sections.items():
+        if section is None:
+            continue
+        best = "max" if section.monitor.endswith("accuracy") else "min"
+        if section.mode != best:
+            yield BrokenRule(f"{path}.mode", f"found {section.mode}; expected {best} for {section.monitor}", (f"{path}.monitor",))
+        if section.monitor.startswith("val_") and job.data.validation_fraction == 0:
+            yield BrokenRule(
+                f"{path}.monitor",
+                f"found {section.monitor}, but data.validation_fraction is 0, so there are no validation rows; "
+                "expected loss or accuracy, or a validation_fraction above 0",
+                ("data.validation_fraction",),
+            )
+
+
+def _devices(job: Job) -> Iterator[BrokenRule]:
+    gpus, path = job.scaling.resources_per_worker["GPU"], "scaling.resources_per_worker"
+    if job.scaling.device == "cuda" and gpus == 0:
+        yield BrokenRule("scaling.device", f"found cuda, but {path} has no GPU; expected GPU: 1 there, or device: auto", (path,))
+    if not job.scaling.uses_gpu:
+        return
+    if 0 < gpus < 1 and job.scaling.workers.max > 1:
+        yield BrokenRule(
+            path,
+            f"found GPU: {gpus:g} for {job.scaling.workers} workers, but NCCL cannot reduce between workers on one GPU; "
+            "expected GPU: 1, or workers: 1",
+            ("scaling.workers", "scaling.device"),
+        )
+    if gpus > 1 and value_at(job, "strategy.tf_distribute") is None:
+        yield BrokenRule(
+            path,
+            f"found GPU: {gpus:g}, but a worker computes on one GPU; expected GPU: 1, with more workers to use more GPUs",
+            ("scaling.device", "strategy.tf_distribute"),
+        )
+
+
+def _frameworks(job: Job) -> Iterator[BrokenRule]:
+    if value_at(job, "strategy.tf_distribute") is not None and job.framework != "tensorflow":
+        yield BrokenRule(
+            "strategy.tf_distribute",
+            f"is for framework: tensorflow; expected null for framework: {job.framework}",
+            ("framework",),
+        )
