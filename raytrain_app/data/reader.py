@@ -1,0 +1,103 @@
+"""Rows out of the object store at the speed of memory."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from concurrent.futures import Future, ThreadPoolExecutor
+from threading import Lock
+
+import numpy as np
+import pyarrow as pa
+import ray
+
+from raytrain_app.data.blocks import Blocks
+
+Rows = tuple[np.ndarray, np.ndarray]
+
+# Below this a copy of mapped rows is done sooner than a thread is woken up for it.
+_BACKGROUND_BYTES = 1 << 20
+
+
+class Reader:
+    """Reads any rows of `blocks`, in any order, in any process of the cluster.
+
+    Blocks are mapped from the object store of the worker's node, never copied as a whole; a block on another node is
+    fetched once a node. Of the mapped blocks the most recently used are kept.
+
+    Args:
+        blocks: what to read from.
+        max_blocks: how many blocks to keep mapped, at least 1; by default as many as the order needs at a time.
+    """
+
+    def __init__(self, blocks: Blocks, max_blocks: int | None = None) -> None:
+        self._blocks = blocks
+        self._starts = np.asarray(blocks.starts)
+        self._max_blocks = max_blocks or blocks.window or len(blocks.refs)
+        self._mapped: OrderedDict[int, Rows] = OrderedDict()
+        self._lock = Lock()
+        self._thread: ThreadPoolExecutor | None = None
+        self._ahead: tuple[np.ndarray, Future[Rows]] | None = None
+
+    def rows(self, ids: np.ndarray) -> Rows:
+        """The rows with the numbers `ids`, in that order.
+
+        Args:
+            ids: row numbers, int64, shape (n,); each in [0, blocks.num_rows), else IndexError.
+
+        Returns:
+            x of shape (n, *blocks.shape) in the stored dtype and y int64 of shape (n,): contiguous, writable copies.
+        """
+        ahead, self._ahead = self._ahead, None
+        if ahead is not None and np.array_equal(ahead[0], ids):
+            return ahead[1].result()
+        return self._gather(ids)
+
+    def prefetch(self, ids: np.ndarray) -> None:
+        """Starts to gather in the background what `rows(ids)` will return; a second call replaces the first.
+
+        Does nothing if the rows are few and in mapped blocks, when `rows` would be ready before a thread has started.
+        """
+        if len(ids) * self._row_bytes <= _BACKGROUND_BYTES and all(b in self._mapped for b in np.unique(self._block_of(ids))):
+            return
+        if self._thread is None:
+            self._thread = ThreadPoolExecutor(1, "reader")
+        self._ahead = ids.copy(), self._thread.submit(self._gather, ids.copy())
+
+    @property
+    def _row_bytes(self) -> int:
+        return int(np.prod(self._blocks.shape)) * np.dtype(self._blocks.dtype).itemsize
+
+    def _block_of(self, ids: np.ndarray) -> np.ndarray:
+        return np.searchsorted(self._starts, ids, side="right") - 1
+
+    def _gather(self, ids: np.ndarray) -> Rows:
+        if len(ids) and not (0 <= ids.min() and ids.max() < self._blocks.num_rows):
+            raise IndexError(f"row numbers {ids.min()}..{ids.max()} are not all in 0..{self._blocks.num_rows - 1}")
+        with self._lock:
+            if len(self._blocks.refs) == 1:
+                x, y = self._block(0)
+                return x.take(ids, axis=0), y.take(ids)
+            block_of = self._block_of(ids)
+            xs = np.empty((len(ids), *self._blocks.shape), self._blocks.dtype)
+            ys = np.empty(len(ids), np.int64)
+            for block in np.unique(block_of):
+                x, y = self._block(int(block))
+                places = np.flatnonzero(block_of == block)
+                inside = ids[places] - self._starts[block]
+                xs[places], ys[places] = x[inside], y[inside]
+            return xs, ys
+
+    def _block(self, number: int) -> Rows:
+        if number in self._mapped:
+            self._mapped.move_to_end(number)
+            return self._mapped[number]
+        while len(self._mapped) >= self._max_blocks:
+            self._mapped.popitem(last=False)
+        self._mapped[number] = arrays(ray.get(self._blocks.refs[number]), self._blocks.shape)
+        return self._mapped[number]
+
+
+def arrays(table: pa.Table, shape: tuple[int, ...]) -> Rows:
+    """The columns of a block as numpy arrays that share its memory; read-only."""
+    x, y = table.column("x").chunk(0), table.column("y").chunk(0)
+    return x.to_numpy_ndarray().reshape(-1, *shape), y.to_numpy()
