@@ -1,0 +1,43 @@
+"""What can be wrong with a job beyond its file: the model, the data and the storage, found before anything starts."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable, Iterator
+
+from pydantic import ValidationError
+
+from raytrain_app.job import Job
+from raytrain_app.task import Task
+
+
+def find_problems(job: Job, task: Task) -> list[str]:
+    """Every problem with the job's model and data that shows without Ray, as sentences that name the key."""
+    from raytrain_app import data
+
+    return [*model_problems(job, task), *data.check(job, task)]
+
+
+def model_problems(job: Job, task: Task) -> Iterator[str]:
+    """What is wrong with `model:`: a name that the task does not have, or options that the model does not take."""
+    name = job.model.name
+    options = task.models.get(name)
+    if options is None:
+        yield f"model.name: found {name}; expected {', '.join(task.models)}{_nearest(name, task.models)}"
+        return
+    try:
+        options(**job.model.options)
+    except ValidationError as error:
+        for detail in error.errors(include_url=False):
+            key = ".".join(map(str, detail["loc"]))
+            if detail["type"] == "extra_forbidden":
+                known = ", ".join(options.model_fields) or "none"
+                yield f"model.{key}: unknown option; {name} takes {known}{_nearest(key, options.model_fields)}"
+            else:
+                said = detail["msg"][:1].lower() + detail["msg"][1:]
+                yield f"model.{key}: found {detail['input']!r}; {said}"
+
+
+def _nearest(name: str, known: Iterable[str]) -> str:
+    near = difflib.get_close_matches(name, list(known), 1)
+    return f"; did you mean {near[0]}?" if near else ""

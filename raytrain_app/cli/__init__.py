@@ -1,0 +1,87 @@
+"""The command `raytrain`: parses, calls, prints. Every error ends here, as a sentence and an exit code.
+
+Nothing heavy is imported until a command runs, so that `raytrain --help` answers at once.
+"""
+
+from __future__ import annotations
+
+import sys
+import traceback
+from collections.abc import Sequence
+from typing import Annotated
+
+import typer
+
+from raytrain_app import __version__
+from raytrain_app.cli.init import init
+from raytrain_app.cli.run import check, run
+from raytrain_app.errors import EXIT_DONE, EXIT_FAILED, EXIT_INTERRUPTED, RaytrainError, TrainingError
+
+app = typer.Typer(
+    name="raytrain",
+    help="Trains PyTorch and Keras models on Ray clusters whose machines come and go.",
+    epilog="Start with: raytrain init my-project && cd my-project && raytrain run job.yaml",
+    no_args_is_help=True,
+    add_completion=False,
+    rich_markup_mode="rich",
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+
+def _print_version(asked: bool) -> None:
+    if asked:
+        typer.echo(f"raytrain {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _options(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version and exit.")
+    ] = False,
+) -> None:
+    pass
+
+
+for _command in (init, check, run):
+    app.command()(_command)
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Runs the program and ends it with the exit code of section "Exit codes" of the README.
+
+    Args:
+        arguments: the command line without the program's name; None is that of the process.
+    """
+    arguments = list(sys.argv[1:] if arguments is None else arguments)
+    try:
+        app(arguments)
+    except RaytrainError as error:
+        code = _explain(error, debug="--debug" in arguments)
+    except KeyboardInterrupt:
+        code = EXIT_INTERRUPTED
+    except Exception as error:
+        code = _explain_bug(error, debug="--debug" in arguments)
+    else:
+        code = EXIT_DONE
+    sys.exit(code)
+
+
+def _explain(error: RaytrainError, debug: bool) -> int:
+    if isinstance(error, TrainingError) and error.traceback:
+        typer.echo(error.traceback.rstrip("\n"), err=True)
+    if debug:
+        typer.echo("".join(traceback.format_exception(error)).rstrip("\n"), err=True)
+    typer.echo(str(error), err=True)
+    return error.exit_code
+
+
+def _explain_bug(error: Exception, debug: bool) -> int:
+    """An error that nobody foresaw: its own words, and how to learn more."""
+    if debug:
+        typer.echo("".join(traceback.format_exception(error)).rstrip("\n"), err=True)
+    else:
+        said = " ".join(str(error).split()) or "no message"
+        typer.echo(f"Unexpected {type(error).__name__}: {said}; run again with --debug for the traceback", err=True)
+    return EXIT_FAILED

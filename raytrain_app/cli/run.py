@@ -1,0 +1,70 @@
+"""`raytrain run` and `raytrain check`: the same job file, trained or only looked at."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from raytrain_app.errors import JobError
+
+JobFile = Annotated[str, typer.Argument(metavar="JOB", help="The job file.", show_default=False)]
+Set = Annotated[
+    list[str] | None,
+    typer.Option("--set", metavar="KEY=VALUE", help="Change a key of the job, such as optimizer.lr=0.01. Can be repeated."),
+]
+Name = Annotated[str | None, typer.Option(metavar="NAME", help="Name of the run instead of the job's own.")]
+Debug = Annotated[bool, typer.Option("--debug", help="Show tracebacks and Ray's own output.")]
+
+
+def run(
+    job_file: JobFile,
+    overrides: Set = None,
+    name: Name = None,
+    resume: Annotated[bool, typer.Option("--resume", help="Go on with the run of this name where it stopped.")] = False,
+    address: Annotated[
+        str | None,
+        typer.Option(metavar="ADDRESS", help="The Ray cluster to train on, such as auto. Without it: this machine."),
+    ] = None,
+    quiet: Annotated[bool, typer.Option("--quiet", help="Print nothing but the result.")] = False,
+    debug: Debug = False,
+) -> None:
+    """Train a job and print the result.
+
+    Ctrl-C once finishes the step, writes a checkpoint and ends with exit code 130; --resume goes on from there.
+
+    Example: [bold]raytrain run job.yaml --set train.epochs=5 --name longer[/bold]
+    """
+    from raytrain_app.job import load_job
+
+    job = load_job(job_file, overrides or (), name)
+
+    # Ray and torch take seconds to import: only after the job file is known to be right.
+    from raytrain_app import runner
+    from raytrain_app.report.terminal import result_lines, shown
+
+    with shown(quiet=quiet, epochs=job.train.epochs) as show:
+        result = runner.run(job, resume=resume, address=address, on_update=show, debug_log=debug)
+    for line in result_lines(result.record, result.directory):
+        typer.echo(line)
+
+
+def check(job_file: JobFile, overrides: Set = None, name: Name = None, debug: Debug = False) -> None:
+    """Check everything that can be checked without starting, and print the resolved plan.
+
+    Example: [bold]raytrain check job.yaml --set scaling.workers=1..8[/bold]
+    """
+    from raytrain_app.job import load_job
+
+    job = load_job(job_file, overrides or (), name)
+
+    from raytrain_app.checks import find_problems
+    from raytrain_app.cli.plan import plan_lines
+    from raytrain_app.task import load_task
+
+    task = load_task(job.task)
+    problems = find_problems(job, task)
+    if problems:
+        raise JobError("\n  ".join([f"{job_file}: {len(problems)} problem{'s' if len(problems) > 1 else ''}", *problems]))
+    for line in plan_lines(job, task):
+        typer.echo(line)

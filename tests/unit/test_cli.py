@@ -1,0 +1,192 @@
+"""The command line as a user meets it: in a process of its own, judged by output and exit code."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import raytrain_app
+from raytrain_app import cli
+from raytrain_app.errors import ClusterError, DataError, Interrupted, JobError, StorageError, TrainingError
+
+
+def raytrain(*arguments: str, folder: Path | None = None) -> subprocess.CompletedProcess[str]:
+    environment = {**os.environ, "COLUMNS": "100", "NO_COLOR": "1"}
+    return subprocess.run(
+        [sys.executable, "-m", "raytrain_app", *arguments],
+        cwd=folder,
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+
+
+def write_job(folder: Path, **changes: str) -> None:
+    keys = {"name": "t", "task": "synthetic", "model": "{name: linear}", "storage": "runs", **changes}
+    (folder / "job.yaml").write_text("".join(f"{key}: {value}\n" for key, value in keys.items()))
+
+
+def test_version() -> None:
+    done = raytrain("--version")
+    assert (done.returncode, done.stdout, done.stderr) == (0, f"raytrain {raytrain_app.__version__}\n", "")
+
+
+@pytest.mark.parametrize("command", ["run", "check", "init"])
+def test_help_has_an_example(command: str) -> None:
+    done = raytrain(command, "--help")
+    assert done.returncode == 0
+    assert f"Example: raytrain {command} " in done.stdout
+
+
+def test_help_is_light() -> None:
+    script = (
+        "import sys\n"
+        "from raytrain_app.cli import main\n"
+        "try:\n"
+        "    main(['run', '--help'])\n"
+        "except SystemExit as end:\n"
+        "    assert end.code == 0, end.code\n"
+        "heavy = {'ray', 'torch', 'tensorflow', 'numpy', 'pandas', 'pyarrow'} & set(sys.modules)\n"
+        "sys.exit(f'imported {heavy}' if heavy else 0)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["run"], "JOB"),
+        (["run", "job.yaml", "--st", "a=b"], "--st"),
+        (["trian", "job.yaml"], "trian"),
+        (["run", "missing.yaml"], "missing.yaml"),
+        (["check", "missing.yaml"], "missing.yaml"),
+        (["init", "--framework", "jax"], "jax"),
+        (["init", "--framework", "tensorflow"], "not available yet"),
+    ],
+)
+def test_wrong_command_lines_end_with_2_on_stderr(arguments: list[str], said: str, tmp_path: Path) -> None:
+    done = raytrain(*arguments, folder=tmp_path)
+    assert done.returncode == 2
+    assert done.stdout == ""
+    assert said in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_check_prints_the_plan(tmp_path: Path) -> None:
+    write_job(tmp_path, train="{epochs: 2, global_batch_size: 64}", scaling="{workers: 2..4}")
+    done = raytrain("check", "job.yaml", "--set", "model={name: mlp, hidden: 8}", "--name", "other", folder=tmp_path)
+    assert (done.returncode, done.stderr) == (0, "")
+    plan = {label.rstrip(): text for label, text in (line.split("  ", 1) for line in done.stdout.splitlines())}
+    plan = {label: text.strip() for label, text in plan.items()}
+    assert plan["run"] == "other"
+    assert plan["model"] == "mlp, hidden 8, dropout 0.0, batch_norm False"
+    assert plan["rows"] == "900 for training, 100 for validation, 250 for the test"
+    assert plan["steps"] == "global batch 64, 2 epochs of 15 steps, 30 in all"
+    assert plan["workers"] == "2..4, each with 1 CPU"
+    assert plan["cluster"].startswith("needs 2 CPU, uses up to 4 CPU")
+    assert plan["storage"].endswith("runs/other")
+    assert not (tmp_path / "runs").exists()
+
+
+def test_check_reports_all_problems_of_the_file_at_once(tmp_path: Path) -> None:
+    write_job(tmp_path, train="{epoch: 2, global_batch_size: none}")
+    done = raytrain("check", "job.yaml", "--set", "optimizer.lr=-1", folder=tmp_path)
+    assert done.returncode == 2
+    assert done.stdout == ""
+    for key in ("train.epoch", "train.global_batch_size", "optimizer.lr"):
+        assert key in done.stderr
+
+
+def test_check_reports_all_problems_beyond_the_file_at_once(tmp_path: Path) -> None:
+    write_job(tmp_path, task="mnist", model="{name: mlp, hiden: 8, dropout: 2}", data="{source: nowhere}")
+    done = raytrain("check", "job.yaml", folder=tmp_path)
+    assert done.returncode == 2
+    assert "model.hiden: unknown option; mlp takes hidden, dropout; did you mean hidden?" in done.stderr
+    assert "model.dropout: found 2; input should be less than 1" in done.stderr
+    assert "nowhere" in done.stderr
+
+
+def test_unknown_model_names_the_nearest(tmp_path: Path) -> None:
+    write_job(tmp_path, model="{name: liner}")
+    done = raytrain("check", "job.yaml", folder=tmp_path)
+    assert done.returncode == 2
+    assert "model.name: found liner; expected linear, mlp; did you mean linear?" in done.stderr
+
+
+def test_init_writes_a_project_that_checks(tmp_path: Path) -> None:
+    done = raytrain("init", "my project", folder=tmp_path)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "cd 'my project'" in done.stdout
+    done = raytrain("check", "job.yaml", folder=tmp_path / "my project")
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_init_overwrites_nothing(tmp_path: Path) -> None:
+    (tmp_path / "task.py").write_text("mine")
+    done = raytrain("init", folder=tmp_path)
+    assert done.returncode == 2
+    assert "task.py" in done.stderr
+    assert (tmp_path / "task.py").read_text() == "mine"
+    assert not (tmp_path / "job.yaml").exists()
+
+
+def test_init_into_a_file_is_explained(tmp_path: Path) -> None:
+    (tmp_path / "taken").write_text("")
+    done = raytrain("init", "taken/project", folder=tmp_path)
+    assert done.returncode == 2
+    assert "taken/project" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize("example", ["mnist_torch", "mnist_ddp", "custom_task"])
+def test_examples_check(example: str, repository: Path) -> None:
+    done = raytrain("check", f"{example}.yaml", folder=repository / "examples")
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+ENDINGS = [
+    (JobError("lr: found -1"), 2, "lr: found -1\n"),
+    (DataError("a.csv, line 3"), 2, "a.csv, line 3\n"),
+    (StorageError("runs/x is taken"), 2, "runs/x is taken\n"),
+    (ClusterError("need 4 CPU"), 3, "need 4 CPU\n"),
+    (TrainingError("loss is NaN"), 4, "loss is NaN\n"),
+    (TrainingError("your code raised", "Traceback:\n  boom\n"), 4, "Traceback:\n  boom\nyour code raised\n"),
+    (Interrupted("stopped at step 7"), 130, "stopped at step 7\n"),
+    (KeyboardInterrupt(), 130, ""),
+    (KeyError("x"), 4, "Unexpected KeyError: 'x'; run again with --debug for the traceback\n"),
+    (ValueError("two\n lines"), 4, "Unexpected ValueError: two lines; run again with --debug for the traceback\n"),
+]
+
+
+@pytest.mark.parametrize(("error", "code", "said"), ENDINGS, ids=lambda value: type(value).__name__)
+def test_every_error_ends_as_a_sentence_and_a_code(
+    error: BaseException, code: int, said: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def fails(arguments: list[str]) -> None:
+        raise error
+
+    monkeypatch.setattr(cli, "app", fails)
+    with pytest.raises(SystemExit) as end:
+        cli.main(["run", "job.yaml"])
+    assert end.value.code == code
+    assert capsys.readouterr() == ("", said)
+
+
+@pytest.mark.parametrize("error", [KeyError("x"), JobError("wrong")])
+def test_debug_shows_the_traceback(error: Exception, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    def fails(arguments: list[str]) -> None:
+        raise error
+
+    monkeypatch.setattr(cli, "app", fails)
+    with pytest.raises(SystemExit):
+        cli.main(["run", "job.yaml", "--debug"])
+    printed = capsys.readouterr().err
+    assert "Traceback (most recent call last)" in printed
+    assert "in fails" in printed
