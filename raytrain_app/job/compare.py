@@ -22,7 +22,7 @@ def result_differences(old: Job, new: Job) -> list[str]:
 
 
 def _result_keys(job: Job) -> dict[str, Any]:
-    keys = _flat(job.model_dump(mode="json"))
+    keys = _flat(job.model_dump())
     keys = {key: value for key, value in keys.items() if not any(key == free or key.startswith(free + ".") for free in FREE)}
     return {**keys, "train.virtual_shards": job.num_shards, "scaling.device": "cuda" if job.scaling.uses_gpu else "cpu"}
 

@@ -61,6 +61,11 @@ def _betas(value: Any) -> Any:
     return tuple(value)
 
 
+def _default_name(name: str) -> BeforeValidator:
+    """So that `--set optimizer.lr=0.1` needs no `name` where the file has no such section."""
+    return BeforeValidator(lambda raw: {"name": name, **raw} if isinstance(raw, dict) else raw)
+
+
 class Model(Section):
     """`model:`; the keys beside `name` are the model's own options, checked by the task."""
 
@@ -179,7 +184,7 @@ class AdamW(_Optimizer):
     weight_decay: Annotated[float, Field(ge=0)] = 0.01
 
 
-Optimizer = Annotated[Sgd | Adam | AdamW, Field(discriminator="name")]
+Optimizer = Annotated[Sgd | Adam | AdamW, Field(discriminator="name"), _default_name("adam")]
 
 
 class AllReduce(Section):
@@ -220,7 +225,7 @@ class ModelParallel(Section):
     activation_checkpointing: bool = False
 
 
-Strategy = Annotated[AllReduce | ParameterServer | ModelParallel, Field(discriminator="name")]
+Strategy = Annotated[AllReduce | ParameterServer | ModelParallel, Field(discriminator="name"), _default_name("allreduce")]
 
 
 class Workers(Section):
@@ -249,13 +254,21 @@ def _workers_as_written(workers: Workers) -> int | str:
     return workers.min if workers.min == workers.max else str(workers)
 
 
-def _resources(value: dict[str, float]) -> dict[str, float]:
-    for name, amount in value.items():
-        if name not in ("CPU", "GPU") and name.upper().rstrip("S") in ("CPU", "GPU"):
-            raise PydanticCustomError("resources", f"Ray's own name {name.upper().rstrip('S')} instead of {name}")
-        if not name or amount < 0 or (amount > 1 and amount != int(amount)):
-            raise PydanticCustomError("resources", "amounts of at least 0, and whole numbers above 1, as Ray demands")
-    return {"CPU": 1.0, "GPU": 0.0, **value}
+def _whole_above_one(amount: float) -> float:
+    if amount > 1 and amount != int(amount):
+        raise PydanticCustomError("amount", "a whole number when above 1, as Ray demands")
+    return amount
+
+
+def _resources(amounts: dict[str, float]) -> dict[str, float]:
+    for name in amounts:
+        plain = name.upper().removesuffix("S")
+        if not name or (plain in ("CPU", "GPU") and name != plain):
+            raise PydanticCustomError("resources", "Ray's own names (CPU and GPU) or names that the cluster declares")
+    return {"CPU": 1.0, "GPU": 0.0, **amounts}
+
+
+Amount = Annotated[float, Field(ge=0), AfterValidator(_whole_above_one)]
 
 
 class Scaling(Section):
@@ -268,7 +281,7 @@ class Scaling(Section):
     """
 
     workers: Annotated[Workers, PlainSerializer(_workers_as_written)] = Workers.model_validate(1)
-    resources_per_worker: Annotated[dict[str, float], AfterValidator(_resources)] = Field(
+    resources_per_worker: Annotated[dict[str, Amount], AfterValidator(_resources)] = Field(
         default_factory=lambda: {"CPU": 1.0, "GPU": 0.0}
     )
     device: Literal["auto", "cpu", "cuda"] = "auto"
@@ -330,4 +343,4 @@ class Job(Section):
 
     def to_yaml(self) -> str:
         """The job with every default written out; `load_job` reads it back to an equal job."""
-        return yaml12.dump(self.model_dump(mode="json"))
+        return yaml12.dump(self.model_dump())

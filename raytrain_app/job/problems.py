@@ -15,17 +15,19 @@ Keys = tuple[str, ...]
 TAGGED = tuple(name for name, field in Job.model_fields.items() if field.discriminator)
 REQUIRED = {("name",): "job", ("task",): "task", ("model",): {"name": "model"}, ("model", "name"): "model"}
 
+SECTION = "a section of keys and values"
 EXPECTED = {
     "bool_type": "true or false",
-    "dict_type": "a section of keys and values",
+    "dict_type": SECTION,
     "finite_number": "a finite number",
     "float_type": "a number",
-    "greater_than": "a number above {gt}",
-    "greater_than_equal": "at least {ge}",
+    "greater_than": "a number above {gt:.10g}",
+    "greater_than_equal": "at least {ge:.10g}",
     "int_type": "a whole number",
-    "less_than": "a number below {lt}",
-    "less_than_equal": "at most {le}",
-    "model_type": "a section of keys and values",
+    "less_than": "a number below {lt:.10g}",
+    "less_than_equal": "at most {le:.10g}",
+    "model_attributes_type": SECTION,
+    "model_type": SECTION,
     "string_type": "text (put it in quotes if it looks like a number)",
 }
 
@@ -46,6 +48,7 @@ def find_problems(raw: Mapping[str, Any]) -> tuple[Job | None, list[tuple[Keys, 
             return (None if problems else job), list(problems)
         except ValidationError as error:
             details = error.errors(include_url=False)
+        already_wrong = set(wrong)
         for detail in details:
             if detail["type"] == "rules":
                 problems.update(dict.fromkeys(_broken_rules(detail["ctx"]["broken"], wrong)))
@@ -55,7 +58,7 @@ def find_problems(raw: Mapping[str, Any]) -> tuple[Job | None, list[tuple[Keys, 
                 problems[keys, _sentence(keys, detail, raw)] = None
             wrong.add(keys)
             _mend(data, keys)
-        if all(detail["type"] == "rules" for detail in details):
+        if wrong == already_wrong:  # nothing is left to mend
             return None, list(problems)
 
 
@@ -74,12 +77,12 @@ def _keys(loc: tuple[int | str, ...], kind: str) -> Keys:
 
 
 def _mend(data: dict[str, Any], keys: Keys) -> None:
-    """Replaces what is wrong by something right."""
+    """Replaces what is wrong by something right; where it is part of a list, the whole list goes."""
     *parents, last = keys
     section = data
     for key in parents:
-        if not isinstance(section[key], dict):
-            last = key  # part of a list: the whole list goes
+        if not isinstance(section.get(key), dict):
+            last = key
             break
         section = section[key]
     if keys in REQUIRED:
@@ -88,7 +91,7 @@ def _mend(data: dict[str, Any], keys: Keys) -> None:
         variants = _variants(keys[0])
         section[last] = max(variants, key=lambda name: len(section.keys() & variants[name].model_fields.keys()))
     else:
-        del section[last]
+        section.pop(last, None)
 
 
 def _broken_rules(broken: list[Any], wrong: set[Keys]) -> Iterator[tuple[Keys, str]]:
@@ -103,9 +106,8 @@ def _sentence(keys: Keys, detail: Any, raw: Mapping[str, Any]) -> str:
     found = f"found {_show(detail['input'])}; expected "
     if kind == "extra_forbidden":
         return f"unknown key; {_nearest_key(keys, raw)}"
-    if kind in ("missing", "union_tag_not_found"):
-        allowed = f"; expected {_listed(_variants(keys[0]))}" if kind != "missing" else ""
-        return f"is missing{allowed}"
+    if kind == "missing":
+        return "is missing; it must be given"
     if kind == "union_tag_invalid":
         value = detail["input"]["name"]
         return f"found {_show(value)}; expected {_listed(_variants(keys[0]))}{_did_you_mean(value, _variants(keys[0]))}"
@@ -113,7 +115,8 @@ def _sentence(keys: Keys, detail: Any, raw: Mapping[str, Any]) -> str:
         allowed = str(ctx["expected"]).replace("'", "")
         return found + allowed + _did_you_mean(detail["input"], allowed.replace(" or ", ", ").split(", "))
     if kind in EXPECTED:
-        return found + EXPECTED[kind].format(**ctx)
+        example = ", such as {name: ...}" if EXPECTED[kind] == SECTION and keys[-1] in ("model", *TAGGED) else ""
+        return found + EXPECTED[kind].format(**ctx) + example
     return f"{found}{detail['msg']}"
 
 

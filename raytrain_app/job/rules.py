@@ -94,9 +94,9 @@ def _metrics(job: Job) -> Iterator[BrokenRule]:
 
 
 def _devices(job: Job) -> Iterator[BrokenRule]:
-    gpus, path = job.scaling.resources_per_worker["GPU"], "scaling.resources_per_worker"
+    gpus, path = job.scaling.resources_per_worker["GPU"], "scaling.resources_per_worker.GPU"
     if job.scaling.device == "cuda" and gpus == 0:
-        yield BrokenRule("scaling.device", f"found cuda, but {path} has no GPU; expected GPU: 1 there, or device: auto", (path,))
+        yield BrokenRule("scaling.device", f"found cuda, but {path} is 0; expected GPU: 1, or device: auto", (path,))
     if not job.scaling.uses_gpu:
         return
     if 0 < gpus < 1 and job.scaling.workers.max > 1:

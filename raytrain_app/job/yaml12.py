@@ -61,13 +61,20 @@ class _Loader(yaml.reader.Reader, yaml.scanner.Scanner, yaml.parser.Parser, yaml
 class _Dumper(yaml.SafeDumper):
     """Quotes every text that YAML 1.1 or 1.2 would read as something else."""
 
-    yaml_implicit_resolvers = {  # noqa: RUF012
+    yaml_implicit_resolvers = {
         first: [*yaml.SafeDumper.yaml_implicit_resolvers.get(first, []), *_CoreSchema.yaml_implicit_resolvers.get(first, [])]
         for first in {*yaml.SafeDumper.yaml_implicit_resolvers, *_CoreSchema.yaml_implicit_resolvers}
     }
 
     def ignore_aliases(self, data: Any) -> bool:
         return True
+
+    def represent_str(self, data: str) -> yaml.ScalarNode:
+        style = None if data.isprintable() else '"'  # PyYAML's other styles lose some line breaks
+        return self.represent_scalar("tag:yaml.org,2002:str", data, style)
+
+
+_Dumper.add_representer(str, _Dumper.represent_str)
 
 
 def parse(text: str) -> Document:
@@ -86,7 +93,7 @@ def parse(text: str) -> Document:
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
         where = f"line {mark.line + 1}, column {mark.column + 1}" if mark else "somewhere"
-        raise YamlError(f"{where}: {error.problem or error.context}") from None
+        raise YamlError(f"{where}: {', '.join(filter(None, (error.context, error.problem)))}") from None
     except RecursionError:
         raise YamlError("line 1, column 1: sections are nested too deeply") from None
 
@@ -98,6 +105,9 @@ def dump(value: Any) -> str:
 
 def _value(node: yaml.Node, keys: Keys, lines: dict[Keys, int]) -> Any:
     lines.setdefault(keys, node.start_mark.line + 1)
+    kind = node.tag.removeprefix("tag:yaml.org,2002:")
+    if kind not in ("map", "seq", "str", "null", "bool", "int", "float"):
+        raise _refused(node, f"tag {node.tag} is not supported; leave it out")
     if isinstance(node, yaml.MappingNode):
         mapping: dict[str, Any] = {}
         for key_node, value_node in node.value:
@@ -111,25 +121,23 @@ def _value(node: yaml.Node, keys: Keys, lines: dict[Keys, int]) -> Any:
         return mapping
     if isinstance(node, yaml.SequenceNode):
         return [_value(item, (*keys, str(index)), lines) for index, item in enumerate(node.value)]
-    return _scalar(node)
+    return _scalar(node, kind)
 
 
-def _scalar(node: yaml.Node) -> Any:
-    text, kind = str(node.value), node.tag.removeprefix("tag:yaml.org,2002:")
-    if kind == "null":
-        return None
-    if kind == "bool":
-        return text.lower() == "true"
-    if kind == "str":
-        return text
+def _scalar(node: yaml.Node, kind: str) -> Any:
+    text = str(node.value)
     try:
+        if kind == "null":
+            return None
+        if kind == "bool":
+            return {"true": True, "false": False}[text.lower()]
         if kind == "int":
             return int(text, 0) if text[:2] in ("0x", "0o") else int(text)
         if kind == "float":
             return float(text.lower().replace(".inf", "inf").replace(".nan", "nan"))
-    except ValueError:
-        raise _refused(node, f"{text[:20]}... is not a number that can be used") from None
-    raise _refused(node, f"tag {node.tag} is not supported; leave it out")
+    except (KeyError, ValueError):  # an explicit tag on other text, or more digits than Python converts
+        raise _refused(node, f"{text[:20]!r} cannot be used as {kind}") from None
+    return text
 
 
 def _refused(at: Any, problem: str) -> yaml.MarkedYAMLError:
