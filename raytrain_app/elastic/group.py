@@ -1,0 +1,121 @@
+"""The process group of one generation: made in place, torn down in place, and what travels over it besides gradients."""
+
+from __future__ import annotations
+
+import datetime
+import ipaddress
+import os
+import socket
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+
+import psutil
+import torch
+import torch.distributed as dist
+
+from raytrain_app.elastic.roster import Generation
+from raytrain_app.errors import ClusterError
+
+RENDEZVOUS_S = 10.0
+"""How long members wait for each other while connecting; one that died meanwhile shows at the latest then."""
+
+
+class PeerLost(Exception):
+    """A collective failed since a member is gone; this worker has applied nothing of what it was to compute."""
+
+
+@contextmanager
+def collective() -> Iterator[None]:
+    """Turns the errors of collectives, which are RuntimeErrors, into `PeerLost`. Put nothing else inside."""
+    try:
+        yield
+    except RuntimeError as error:
+        raise PeerLost(str(error)) from error
+
+
+class Rendezvous:
+    """A worker's store, opened once; the members of a generation connect through that of their leader.
+
+    The store picks a free port itself, so two runs on one node cannot collide.
+    """
+
+    def __init__(self, host: str) -> None:
+        self.host = host
+        self.store = dist.TCPStore(host, 0, is_master=True, wait_for_workers=False, timeout=_seconds(RENDEZVOUS_S))
+        self.port: int = self.store.port
+
+
+class Group:
+    """torch.distributed's default process group, for one generation.
+
+    gloo carries CPU tensors, NCCL those on GPUs. Used as a context of one generation at a time: `close` before the next.
+    """
+
+    def __init__(self, generation: Generation, rendezvous: Rendezvous, timeout_s: float, device: torch.device) -> None:
+        """Connects; every member calls it.
+
+        Raises:
+            PeerLost: a member did not come.
+        """
+        self.generation = generation
+        self.rank, self.world_size, self.device = generation.rank, generation.world_size, device
+        if self.world_size == 1 and device.type == "cpu":
+            return
+        backend = "gloo" if device.type == "cpu" else "cpu:gloo,cuda:nccl"
+        with collective():
+            store: dist.Store = rendezvous.store
+            if self.rank > 0:
+                store = dist.TCPStore(
+                    generation.host, generation.port, is_master=False, wait_for_workers=False, timeout=_seconds(RENDEZVOUS_S)
+                )
+            dist.init_process_group(
+                backend,
+                store=dist.PrefixStore(f"generation-{generation.number}", store),
+                rank=self.rank,
+                world_size=self.world_size,
+                timeout=_seconds(timeout_s),
+            )
+
+    def broadcast_bytes(self, data: bytes | None) -> bytes:
+        """Sends the leader's `data` to all members and returns it; only rank 0 passes it."""
+        size = torch.tensor([len(data) if data is not None else 0], dtype=torch.int64)
+        with collective():
+            dist.broadcast(size, 0)
+        buffer = torch.empty(int(size), dtype=torch.uint8) if data is None else torch.frombuffer(bytearray(data), dtype=torch.uint8)
+        with collective():
+            dist.broadcast(buffer, 0)
+        return buffer.numpy().tobytes() if data is None else data
+
+    def close(self) -> None:
+        """Leaves the group. Peers that still wait for this member get an error at once."""
+        if dist.is_initialized():
+            # A group with a dead member may complain while it goes; it is gone all the same.
+            with suppress(RuntimeError):
+                dist.destroy_process_group()
+
+
+def choose_interface(node_ip: str) -> str:
+    """Name of the network interface that has `node_ip`, for gloo and NCCL, which else may pick a wrong one.
+
+    Raises:
+        ClusterError: no interface has the address, or GLOO_SOCKET_IFNAME is set to one that does not exist.
+    """
+    addresses = {name: [a.address for a in found] for name, found in psutil.net_if_addrs().items()}
+    wanted = os.environ.get("GLOO_SOCKET_IFNAME")
+    if wanted and wanted not in addresses:
+        raise ClusterError(
+            f"GLOO_SOCKET_IFNAME is {wanted!r}, which is no network interface of {socket.gethostname()}; "
+            f"it takes one of {', '.join(sorted(addresses))}, or unset it"
+        )
+    if wanted:
+        return wanted
+    for name, found in addresses.items():
+        if node_ip in found:
+            return name
+    if ipaddress.ip_address(node_ip).is_loopback:
+        return "lo"
+    raise ClusterError(f"no network interface of {socket.gethostname()} has the address {node_ip} under which Ray knows this node")
+
+
+def _seconds(seconds: float) -> datetime.timedelta:
+    return datetime.timedelta(seconds=seconds)

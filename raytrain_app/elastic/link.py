@@ -1,0 +1,101 @@
+"""A worker's connection to the membership: signals and heartbeats in a thread, records that must not be lost."""
+
+from __future__ import annotations
+
+import threading
+import time
+from typing import Any
+
+import ray
+from ray.actor import ActorHandle
+from ray.exceptions import RayError
+
+from raytrain_app.elastic.membership import Dated, Signals
+from raytrain_app.elastic.progress import Stopwatch
+from raytrain_app.elastic.roster import Generation, WorkerInfo
+
+SEND_S = 0.2
+"""Shortest pause between two deliveries of step records."""
+
+
+class Link:
+    """One worker's end. All methods but the thread's are called from the training loop.
+
+    Step and epoch records are the same on every worker. Each keeps them until the driver has written them; the leader
+    delivers them, and a new leader goes on where the last delivery ended.
+    """
+
+    def __init__(self, membership: ActorHandle, info: WorkerInfo) -> None:
+        self.info = info
+        self.stopwatch = Stopwatch()
+        self.signals = Signals()
+        self.clock = -1
+        self._membership = membership
+        self._generation: Generation | None = None
+        self._pending: list[Dated] = []
+        self._sent = -1
+        self._sent_s = 0.0
+        self._closed = threading.Event()
+        self._thread = threading.Thread(target=self._listen, name="membership", daemon=True)
+        self._thread.start()
+
+    def join(self) -> Generation | None:
+        """Blocks until this worker is in a generation; None means that the run is over for it."""
+        self._generation = ray.get(self._membership.join.remote(self.info, self.clock))
+        if self._generation is not None:
+            self._sent = self._generation.recorded
+        return self._generation
+
+    def record(self, record: dict[str, Any]) -> None:
+        """Adds a step or epoch record; the leader delivers it within about `SEND_S`."""
+        self._pending.append((self.clock, record))
+        if time.monotonic() - self._sent_s >= SEND_S:
+            self.deliver()
+
+    def deliver(self) -> None:
+        """Sends what the membership does not have yet, if this worker leads."""
+        self._sent_s = time.monotonic()
+        recorded = self.signals.recorded
+        self._pending = [(clock, record) for clock, record in self._pending if clock > recorded]
+        if self._generation is None or self._generation.rank != 0:
+            return
+        news = [(clock, record) for clock, record in self._pending if clock > self._sent]
+        if news:
+            self._membership.record.remote(news)
+            self._sent = news[-1][0]
+
+    def event(self, kind: str, **details: Any) -> None:
+        """Sends an event for the run's event log."""
+        self._membership.record.remote([(None, {"kind": kind, "time": time.time(), **details})])
+
+    def leave(self) -> None:
+        """Tells that this worker leaves; it must not join again."""
+        ray.get(self._membership.leave.remote(self.info.worker_id, self.stopwatch.read()))
+
+    def done(self, summary: dict[str, Any]) -> None:
+        """Delivers all records and tells that this worker finished the run."""
+        self.deliver()
+        ray.get(self._membership.done.remote(self.info.worker_id, summary, self.stopwatch.read()))
+
+    def fail(self, message: str, traceback: str = "") -> None:
+        """Ends the run with an error."""
+        self.deliver()
+        ray.get(self._membership.fail.remote(self.info.worker_id, message, traceback))
+
+    def close(self) -> None:
+        """Ends the thread."""
+        self._closed.set()
+
+    def _listen(self) -> None:
+        version = -1
+        while not self._closed.is_set():
+            generation = self._generation.number if self._generation else 0
+            try:
+                signals = ray.get(self._membership.signals.remote(self.info, generation, self.clock, version, self.stopwatch.read()))
+            except RayError:
+                # The actor is being restarted, or the run is over and it is gone: training goes on without it meanwhile.
+                self._closed.wait(0.5)
+                continue
+            if signals.incarnation != self.signals.incarnation:
+                self._sent = signals.recorded
+            self.signals, version = signals, signals.version

@@ -1,0 +1,272 @@
+"""The actor that is the one authority on generations, and the run's mailbox between workers and driver.
+
+Workers ask it for a generation at the start, after a failed collective, and when the flags in the reduced buffer say that
+somebody waits or leaves. Whether a missing member is dead is asked of Ray: a call to a dead actor fails within
+milliseconds. Only a silent one is judged by a deadline.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+import uuid
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import ray
+from ray.actor import ActorHandle
+from ray.exceptions import ActorUnavailableError, RayActorError
+
+from raytrain_app.elastic.roster import Generation, Roster, Standing, Worker, WorkerInfo
+
+PING_S = 0.1
+"""Pause between two rounds of asking Ray for missing workers; rounds happen only while a generation waits for them."""
+POLL_S = 1.0
+"""Longest wait of a worker's call for signals; each such call is also its heartbeat."""
+
+
+Dated = tuple[int | None, dict[str, Any]]
+"""A record and the clock after what it tells was applied; None for events."""
+
+
+@dataclass(frozen=True)
+class Signals:
+    """What a worker must know at its next step boundary.
+
+    Attributes:
+        incarnation: changes when the actor was restarted, which has forgotten undelivered records.
+        version: changes with any of the others.
+        join: a worker waits that the current generation does not know of.
+        leave: this worker is asked to leave.
+        checkpoint, stop: asked of the run.
+        abort: the run is over, or this worker was evicted; it ends at once.
+        recorded: clock up to which the driver has written the step records.
+    """
+
+    incarnation: str = ""
+    version: int = 0
+    join: bool = False
+    leave: bool = False
+    checkpoint: bool = False
+    stop: bool = False
+    abort: bool = False
+    recorded: int = -1
+
+
+@dataclass
+class Failure:
+    """An error that ends the run: one sentence, and the traceback where the task's code raised."""
+
+    message: str
+    traceback: str = ""
+
+
+@dataclass
+class Mail:
+    """What the driver gets from one call: records since the last one, and where the run stands."""
+
+    records: list[Dated] = field(default_factory=list)
+    failure: Failure | None = None
+    summaries: list[dict[str, Any]] = field(default_factory=list)
+    workers: int = 0
+    generation: int = 0
+
+
+class Membership:
+    """See the module. All methods run in one event loop, so each is atomic between its awaits.
+
+    Args:
+        initial: workers that the first generation waits for.
+        recorded: clock up to which the run's files already hold step records (a resumed run), else -1.
+        deadline_s: seconds after which a silent or missing worker is evicted.
+    """
+
+    def __init__(self, initial: int, recorded: int, deadline_s: float) -> None:
+        self._roster = Roster(initial)
+        self._recorded = self._taken = recorded
+        self._deadline_s = deadline_s
+        self._incarnation = uuid.uuid4().hex
+        self._places: dict[str, Generation] = {}
+        self._changed = asyncio.Condition()
+        self._version = 0
+        self._stop = self._checkpoint = False
+        self._over = False
+        self._failure: Failure | None = None
+        self._records: list[Dated] = []
+        self._summaries: list[dict[str, Any]] = []
+        self._search: asyncio.Task[None] | None = None
+
+    # ---- workers ----
+
+    async def join(self, info: WorkerInfo, clock: int) -> Generation | None:
+        """Waits for the next generation. Called by a worker that is in none; None means that the run is over for it."""
+        if self._over or self._known_gone(info.worker_id):
+            return None
+        if info.worker_id not in self._roster.workers:
+            self._event("join", worker=info.worker_id, pool=info.pool, node=info.node_id, pid=info.pid, computes_on=info.kind)
+        self._roster.wait(info, clock, time.monotonic())
+        self._places.pop(info.worker_id, None)
+        await self._step_forward()
+        async with self._changed:
+            await self._changed.wait_for(lambda: info.worker_id in self._places or self._over or self._known_gone(info.worker_id))
+        return self._places.get(info.worker_id) if not self._over else None
+
+    async def signals(
+        self, info: WorkerInfo, generation: int, clock: int, version: int, seconds: dict[str, float]
+    ) -> Signals:
+        """The signals for a worker, as soon as they differ from `version`, else after `POLL_S`. Each call is a heartbeat.
+
+        A restarted actor learns from these calls which workers are in which generation.
+        """
+        roster = self._roster
+        if info.worker_id not in roster.workers and generation > 0:
+            roster.adopt(info, generation, clock, time.monotonic())
+        worker = roster.workers.get(info.worker_id)
+        if worker is not None:
+            worker.seen_s, worker.clock, worker.seconds = time.monotonic(), max(worker.clock, clock), seconds
+        async with self._changed:
+            with contextlib.suppress(asyncio.TimeoutError):
+                await asyncio.wait_for(self._changed.wait_for(lambda: self._version != version), POLL_S)
+        return Signals(
+            incarnation=self._incarnation,
+            version=self._version,
+            join=roster.newcomers(),
+            leave=worker is not None and worker.leaving,
+            checkpoint=self._checkpoint,
+            stop=self._stop,
+            abort=self._over or self._known_gone(info.worker_id),
+            recorded=self._recorded,
+        )
+
+    async def record(self, records: Sequence[Dated]) -> None:
+        """Takes records. Those with a clock (steps and epochs) come from the leader in order, and each is taken once."""
+        for clock, record in records:
+            if clock is None or clock > self._taken:
+                self._records.append((clock, record))
+                self._taken = self._taken if clock is None else clock
+            self._checkpoint = self._checkpoint and record["kind"] != "checkpoint"
+        await self._tell_driver()
+
+    async def leave(self, worker_id: str, seconds: dict[str, float]) -> None:
+        """A worker that was asked to leave does so, at a step boundary."""
+        self._roster.workers[worker_id].seconds = seconds
+        self._roster.remove(worker_id)
+        self._event("leave", worker=worker_id, workers=len(self._present()))
+        await self._step_forward()
+
+    async def done(self, worker_id: str, summary: dict[str, Any], seconds: dict[str, float]) -> None:
+        """A worker finished the run; all do, with equal summaries."""
+        self._roster.workers[worker_id].seconds = seconds
+        self._roster.remove(worker_id)
+        self._summaries.append({"worker": worker_id, **summary})
+        self._over = self._over or not self._roster.missing()
+        await self._tell()
+
+    async def fail(self, worker_id: str, message: str, traceback: str = "") -> None:
+        """Ends the run with an error; the first one counts."""
+        if self._failure is None:
+            self._failure = Failure(message, traceback)
+        self._over = True
+        await self._tell()
+
+    # ---- driver ----
+
+    async def mail(self, recorded: int, timeout_s: float) -> Mail:
+        """New records and the run's standing, as soon as there is something, else after `timeout_s`.
+
+        Args:
+            recorded: clock of the last record that the driver has written; workers keep what comes after it.
+        """
+        self._recorded = max(self._recorded, recorded)
+        async with self._changed:
+            with contextlib.suppress(asyncio.TimeoutError):
+                await asyncio.wait_for(self._changed.wait_for(lambda: bool(self._records) or self._over), timeout_s)
+        records, self._records = self._records, []
+        summaries = self._summaries if self._over else []
+        return Mail(records, self._failure, summaries, len(self._roster.members), self._roster.generation)
+
+    async def seconds(self) -> dict[str, dict[str, float]]:
+        """Worker-seconds by class of every worker there ever was."""
+        return {worker_id: worker.seconds for worker_id, worker in self._roster.workers.items()}
+
+    async def request(self, *, stop: bool = False, checkpoint: bool = False, leave: Sequence[str] = ()) -> None:
+        """Asks for a stop, a checkpoint, or workers to leave; it happens at the next step boundary."""
+        self._stop, self._checkpoint = self._stop or stop, self._checkpoint or checkpoint
+        for worker_id in leave:
+            self._roster.workers[worker_id].leaving = True
+        await self._tell()
+
+    # ---- inside ----
+
+    def _known_gone(self, worker_id: str) -> bool:
+        worker = self._roster.workers.get(worker_id)
+        return worker is not None and worker.standing is Standing.GONE
+
+    def _present(self) -> list[Worker]:
+        return self._roster.standing(Standing.ACTIVE, Standing.WAITING)
+
+    def _event(self, kind: str, **details: Any) -> None:
+        self._records.append((None, {"kind": kind, "time": time.time(), **details}))
+
+    async def _tell(self) -> None:
+        self._version += 1
+        await self._tell_driver()
+
+    async def _tell_driver(self) -> None:
+        async with self._changed:
+            self._changed.notify_all()
+
+    async def _step_forward(self) -> None:
+        """Forms the next generation if it can be, else looks for those that are missing."""
+        if self._roster.can_form():
+            self._places = self._roster.form(self._recorded)
+            self._event("generation", generation=self._roster.generation, workers=len(self._roster.members))
+        elif self._search is None or self._search.done():
+            self._search = asyncio.ensure_future(self._look_for_missing())
+        await self._tell()
+
+    async def watch(self) -> None:
+        """Evicts workers whose heartbeats stopped (a stopped process, a vanished machine). Runs as long as the actor."""
+        while not self._over:
+            await asyncio.sleep(min(1.0, self._deadline_s / 4))
+            for worker in self._present():
+                if time.monotonic() - worker.seen_s > self._deadline_s:
+                    self._evict(worker, "silent")
+                    await self._step_forward()
+
+    async def _look_for_missing(self) -> None:
+        """Asks Ray about every worker a generation waits for, until it can be formed; evicts those past the deadline."""
+        started_s = time.monotonic()
+        while self._roster.standing(Standing.WAITING) and not self._roster.can_form() and not self._over:
+            workers = self._present()
+            alive = await asyncio.gather(*(self._is_alive(worker.info.handle) for worker in workers))
+            late = time.monotonic() - started_s > self._deadline_s
+            for worker, lives in zip(workers, alive, strict=True):
+                if worker.standing is not Standing.GONE and not lives:
+                    self._evict(worker, "died")
+                elif worker.standing is Standing.ACTIVE and late:
+                    self._evict(worker, "missing")
+            if not self._roster.can_form():
+                await asyncio.sleep(PING_S)
+        if self._roster.can_form() and not self._over:
+            self._search = None
+            await self._step_forward()
+
+    def _evict(self, worker: Worker, cause: str) -> None:
+        """Takes a worker out of the job for good; its pool replaces it."""
+        self._roster.remove(worker.info.worker_id)
+        if cause != "died":
+            ray.kill(worker.info.handle)
+        self._event("worker_lost", worker=worker.info.worker_id, node=worker.info.node_id, cause=cause, workers=len(self._present()))
+
+    async def _is_alive(self, handle: ActorHandle) -> bool:
+        """Whether Ray still has the actor; one that does not answer in time counts as alive until the deadline."""
+        try:
+            await asyncio.wait_for(handle.__ray_ready__.remote(), 1.0)
+        except RayActorError as error:
+            return isinstance(error, ActorUnavailableError)
+        except asyncio.TimeoutError:
+            return True
+        return True

@@ -1,0 +1,69 @@
+"""The only way the engine sees a framework."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+import numpy as np
+import torch
+
+from raytrain_app.elastic.reduce import Layout, Shard
+from raytrain_app.state import TrainState
+
+
+class Learner(Protocol):
+    """One replica of the model with its optimizer.
+
+    Whatever it computes depends on its arguments and its state alone, never on the worker: same rows, same bits.
+    """
+
+    layout: Layout
+    device: torch.device
+
+    def shard(self, x: np.ndarray, y: np.ndarray, seed: int) -> Shard:
+        """Gradient of the SUM of the losses of the rows x (rows, *shape), y (rows,), starting from the step's buffers.
+
+        Seeds all random generators with `seed` first. With no rows the gradient and scores are zero. The returned vector
+        is valid until the next call.
+        """
+        ...
+
+    def apply(self, mean: torch.Tensor, counters: torch.Tensor, lr: float) -> None:
+        """Takes an optimizer step with the mean gradient, and takes over the mean buffers and the counters."""
+        ...
+
+    def evaluate(self, x: np.ndarray, y: np.ndarray) -> torch.Tensor:
+        """Scores of rows in evaluation mode: float64 (2,), sum of the losses and rows predicted correctly."""
+        ...
+
+    def state(self) -> TrainState:
+        """A copy of the replica on the host, without progress."""
+        ...
+
+    def load(self, state: TrainState) -> None:
+        """Takes over a state. Raises StorageError when it is of another model or optimizer."""
+        ...
+
+    def weights(self) -> dict[str, np.ndarray]:
+        """The parameters alone, by name, on the host."""
+        ...
+
+
+class FastLearner(Learner, Protocol):
+    """A learner that also has its framework's own data-parallel step (`train.reduction: fast`)."""
+
+    def connect(self, world_size: int) -> None:
+        """Prepares for a new process group; every member calls it, also before the group's last use is forgotten."""
+        ...
+
+    def fast_shard(self, x: np.ndarray, y: np.ndarray, seed: int, num_rows: int) -> torch.Tensor:
+        """Forward and backward with the framework's own reduction; returns this worker's scores as `evaluate` does.
+
+        Args:
+            num_rows: rows of the whole global batch, by which the summed gradient is divided.
+        """
+        ...
+
+    def fast_apply(self, lr: float) -> None:
+        """Takes an optimizer step with the gradient that `fast_shard` left."""
+        ...

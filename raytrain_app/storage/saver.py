@@ -1,0 +1,46 @@
+"""Checkpoints behind the training loop's back: it is held for the copy only."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any
+
+from raytrain_app.errors import RaytrainError
+from raytrain_app.state import TrainState
+from raytrain_app.storage.checkpoints import CheckpointStore
+
+
+class Saver:
+    """Writes one checkpoint at a time in a background thread.
+
+    Args:
+        store: where checkpoints go.
+        tell: called from the background thread with the event's kind and details.
+    """
+
+    def __init__(self, store: CheckpointStore, tell: Callable[..., None]) -> None:
+        self._store, self._tell = store, tell
+        self._pool = ThreadPoolExecutor(1, thread_name_prefix="checkpoint")
+        self._outstanding: Future[str] | None = None
+
+    def save(self, step: int, state: TrainState, metrics: Mapping[str, float]) -> None:
+        """Hands over a copy of the state; waits only while the last checkpoint is still being written."""
+        self.drain()
+        self._outstanding = self._pool.submit(self._write, step, state, dict(metrics))
+
+    def drain(self) -> None:
+        """Waits until what was handed over is written, or has failed, which is told as an event."""
+        if self._outstanding is not None:
+            try:
+                self._outstanding.result()
+            except RaytrainError as error:
+                self._tell("checkpoint_failed", error=str(error))
+            self._outstanding = None
+
+    def _write(self, step: int, state: TrainState, metrics: Mapping[str, Any]) -> str:
+        started_s = time.monotonic()
+        path = self._store.save(step, state, metrics)
+        self._tell("checkpoint", step=step, path=path, seconds=round(time.monotonic() - started_s, 3))
+        return path

@@ -1,0 +1,136 @@
+"""What every strategy's workers do alike: build task and learner from names, open the link, turn errors into outcomes."""
+
+from __future__ import annotations
+
+import platform
+import traceback
+import uuid
+from collections.abc import Callable, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import ray
+import ray.train
+import torch
+from ray.actor import ActorHandle
+
+from raytrain_app.data import Dataset
+from raytrain_app.elastic.group import Rendezvous, choose_interface
+from raytrain_app.elastic.link import Link
+from raytrain_app.elastic.roster import WorkerInfo
+from raytrain_app.errors import RaytrainError
+from raytrain_app.job import Job, job_from_dict
+from raytrain_app.learners.base import Learner
+from raytrain_app.task import Task, load_task
+
+
+@dataclass(frozen=True)
+class WorkerSpec:
+    """All that travels to a worker; it builds the rest itself.
+
+    Attributes:
+        job: the resolved job as plain data.
+        dataset: reference of the run's `Dataset`, in a list so that it is not fetched on the way.
+        membership: handle of the run's membership actor.
+        directory: URI of the run directory.
+        pool: number of the pool that the worker belongs to.
+    """
+
+    job: Mapping[str, Any]
+    dataset: list[ray.ObjectRef]
+    membership: ActorHandle
+    directory: str
+    pool: int
+
+
+@dataclass
+class Worker:
+    """One worker's own objects."""
+
+    job: Job
+    task: Task
+    learner: Learner
+    dataset: Dataset
+    link: Link
+    rendezvous: Rendezvous
+    device: torch.device
+    directory: str
+
+
+@contextmanager
+def reporting(membership: ActorHandle, worker_id: str) -> Any:
+    """Ends the run with the error when the body raises one; the worker itself returns normally, so nobody restarts it."""
+    try:
+        yield
+    except RaytrainError as error:
+        ray.get(membership.fail.remote(worker_id, str(error), ""))
+    except Exception as error:
+        text = f"{type(error).__name__}: {error}"
+        ray.get(membership.fail.remote(worker_id, text, traceback.format_exc()))
+
+
+def run_worker(spec: WorkerSpec, train: Callable[[Worker], None]) -> None:
+    """Body of a pool's train function: builds the worker and hands it to the strategy's `train`."""
+    context = ray.train.get_context()
+    worker_id = f"{spec.pool}.{context.get_world_rank()}-{uuid.uuid4().hex[:6]}"
+    with reporting(spec.membership, worker_id):
+        job = job_from_dict(spec.job)
+        device = torch.device("cuda", torch.cuda.current_device()) if job.scaling.uses_gpu else torch.device("cpu")
+        worker = _build(spec, job, worker_id, device)
+        try:
+            train(worker)
+        finally:
+            worker.link.close()
+
+
+def _build(spec: WorkerSpec, job: Job, worker_id: str, device: torch.device) -> Worker:
+    import os
+
+    host = ray.util.get_node_ip_address()
+    interface = choose_interface(host)
+    os.environ["GLOO_SOCKET_IFNAME"] = interface
+    os.environ.setdefault("NCCL_SOCKET_IFNAME", interface)
+    rendezvous = Rendezvous(host)
+    context = ray.get_runtime_context()
+    info = WorkerInfo(
+        worker_id=worker_id,
+        pool=spec.pool,
+        node_id=context.get_node_id(),
+        pid=os.getpid(),
+        host=host,
+        port=rendezvous.port,
+        handle=context.current_actor,
+        kind=_kind(device),
+    )
+    link = Link(spec.membership, info)
+    task = load_task(job.task)
+    learner = build_learner(job, task, device)
+    dataset = ray.get(spec.dataset[0])
+    return Worker(job, task, learner, dataset, link, rendezvous, device, spec.directory)
+
+
+def build_learner(job: Job, task: Task, device: torch.device) -> Learner:
+    """The learner of the job's framework; the framework is imported here and nowhere before."""
+    from raytrain_app.learners.torch import TorchLearner, prepare_process
+
+    prepare_process(job)
+    return TorchLearner(job, task, device)
+
+
+def _kind(device: torch.device) -> dict[str, str]:
+    """What this worker computes on: whatever may change bits."""
+    kind = {"torch": torch.__version__, "cpu": _cpu_model(), "capability": torch.backends.cpu.get_cpu_capability()}
+    if device.type == "cuda":
+        kind["gpu"] = torch.cuda.get_device_name(device)
+        kind["cuda"] = str(torch.version.cuda)
+    return kind
+
+
+def _cpu_model() -> str:
+    try:
+        with open("/proc/cpuinfo", encoding="utf-8") as file:
+            names = [line.partition(":")[2].strip() for line in file if line.startswith("model name")]
+    except OSError:  # not Linux
+        names = []
+    return names[0] if names else platform.processor() or platform.machine()

@@ -1,0 +1,68 @@
+"""MNIST and everything shaped like it: 28 x 28 grey images in ten classes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from pydantic import Field
+from torch import nn
+
+from raytrain_app.task import Columns, ModelOptions, Task
+
+
+class Linear(ModelOptions):
+    """Softmax regression: 7,850 parameters."""
+
+
+class Mlp(ModelOptions):
+    """One hidden layer: 101,770 parameters with 128 units."""
+
+    hidden: int = Field(128, ge=1)
+    dropout: float = Field(0.0, ge=0, lt=1)
+
+
+class Cnn(ModelOptions):
+    """Two convolutions with pooling and one hidden layer: about 100,000 parameters."""
+
+    channels: int = Field(16, ge=1)
+    hidden: int = Field(64, ge=1)
+    dropout: float = Field(0.0, ge=0, lt=1)
+    batch_norm: bool = False
+
+
+class Mnist(Task):
+    """Digits, fashion articles, or the user's own 28 x 28 images."""
+
+    columns = Columns(shape=(28, 28), dtype="uint8", num_classes=10)
+    models = {"linear": Linear, "mlp": Mlp, "cnn": Cnn}
+
+    def torch_model(self, name: str, options: Any) -> nn.Module:
+        if name == "linear":
+            return nn.Sequential(nn.Flatten(), nn.Linear(784, 10))
+        if name == "mlp":
+            return nn.Sequential(
+                nn.Flatten(), nn.Linear(784, options.hidden), nn.ReLU(), nn.Dropout(options.dropout), nn.Linear(options.hidden, 10)
+            )
+        channels, last = options.channels, options.channels * 2
+        return nn.Sequential(
+            *self._convolution(1, channels, options.batch_norm),
+            *self._convolution(channels, last, options.batch_norm),
+            nn.Flatten(),
+            nn.Linear(last * 7 * 7, options.hidden),
+            nn.ReLU(),
+            nn.Dropout(options.dropout),
+            nn.Linear(options.hidden, 10),
+        )
+
+    def torch_inputs(self, x: torch.Tensor) -> torch.Tensor:
+        """(batch, 28, 28) uint8 to (batch, 1, 28, 28) float32 in [0, 1]."""
+        return super().torch_inputs(x).unsqueeze(1)
+
+    @staticmethod
+    def _convolution(inputs: int, outputs: int, batch_norm: bool) -> list[nn.Module]:
+        norm = [nn.BatchNorm2d(outputs)] if batch_norm else []
+        return [nn.Conv2d(inputs, outputs, 3, padding=1), *norm, nn.ReLU(), nn.MaxPool2d(2)]
+
+
+TASK = Mnist()
