@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
+from raytrain_app.elastic.progress import steps_per_epoch
 from raytrain_app.job import Job
 from raytrain_app.storage.folder import Folder
 from raytrain_app.task import Task
@@ -18,11 +19,6 @@ def plan_lines(job: Job, task: Task) -> list[str]:
     rows = list(_rows(job, task))
     width = max(len(label) for label, _ in rows)
     return [f"{label:<{width}}  {text}" for label, text in rows]
-
-
-def steps_per_epoch(num_rows: int, validation_fraction: float, batch_size: int) -> int:
-    """Steps of an epoch over the rows that are not held out for validation; the last batch may be smaller."""
-    return -(-(num_rows - round(num_rows * validation_fraction)) // batch_size)
 
 
 def _rows(job: Job, task: Task) -> Iterator[tuple[str, str]]:
@@ -54,7 +50,7 @@ def _row_counts(job: Job, task: Task) -> Mapping[str, int] | None:
 def _row_text(job: Job, counts: Mapping[str, int] | None) -> str:
     if counts is None:
         return "counted when they are read"
-    held = round(counts["train"] * job.data.validation_fraction)
+    held = _held_out(job, counts)
     return f"{counts['train'] - held:,} for training, {held:,} for validation, {counts.get('test', 0):,} for the test"
 
 
@@ -63,8 +59,12 @@ def _step_text(job: Job, counts: Mapping[str, int] | None) -> str:
     text = f"global batch {batch:,}, {epochs} epoch{'s' if epochs > 1 else ''}"
     if counts is None:
         return text
-    steps = steps_per_epoch(counts["train"], job.data.validation_fraction, batch)
+    steps = steps_per_epoch(counts["train"] - _held_out(job, counts), batch)
     return f"{text} of {steps:,} steps, {steps * epochs:,} in all"
+
+
+def _held_out(job: Job, counts: Mapping[str, int]) -> int:
+    return round(counts["train"] * job.data.validation_fraction)
 
 
 def _optimizer_text(job: Job) -> str:

@@ -24,7 +24,7 @@ def run(
     resume: Annotated[bool, typer.Option("--resume", help="Go on with the run of this name where it stopped.")] = False,
     address: Annotated[
         str | None,
-        typer.Option(metavar="ADDRESS", help="The Ray cluster to train on, such as auto. Without it: this machine."),
+        typer.Option(metavar="ADDRESS", help="The Ray cluster to train on. Without it: that of RAY_ADDRESS, else this machine."),
     ] = None,
     quiet: Annotated[bool, typer.Option("--quiet", help="Print nothing but the result.")] = False,
     debug: Debug = False,
