@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator
 
 from pydantic import ValidationError
 
+from raytrain_app.errors import StorageError
 from raytrain_app.job import Job
 from raytrain_app.task import Task
 
@@ -16,6 +17,16 @@ def find_problems(job: Job, task: Task) -> list[str]:
     from raytrain_app import data
 
     return [*model_problems(job, task), *data.check(job, task)]
+
+
+def storage_problems(job: Job) -> Iterator[str]:
+    """Why the run could not write to its storage, told by trying; leaves nothing behind."""
+    from raytrain_app.storage.folder import Folder
+
+    try:
+        Folder.open(job.storage).child(job.name).check_writable()
+    except StorageError as error:
+        yield str(error)
 
 
 def model_problems(job: Job, task: Task) -> Iterator[str]:

@@ -40,11 +40,18 @@ def run(
     job = load_job(job_file, overrides or (), name)
 
     # Ray and torch take seconds to import: only after the job file is known to be right.
-    from raytrain_app import runner
+    from rich.console import Console
+
+    from raytrain_app.cli.quiet import quiet_terminal
     from raytrain_app.report.terminal import result_lines, shown
 
-    with shown(quiet=quiet, epochs=job.train.epochs) as show:
-        result = runner.run(job, resume=resume, address=address, on_update=show, debug_log=debug)
+    with (
+        quiet_terminal(f"{job.storage}/{job.name}", debug=debug) as terminal,
+        shown(quiet=quiet, epochs=job.train.epochs, console=Console(file=terminal)) as show,
+    ):
+        from raytrain_app import runner
+
+        result = runner.run(job, resume=resume, address=address, on_update=show)
     for line in result_lines(result.record, result.directory):
         typer.echo(line)
 
@@ -58,12 +65,12 @@ def check(job_file: JobFile, overrides: Set = None, name: Name = None, debug: De
 
     job = load_job(job_file, overrides or (), name)
 
-    from raytrain_app.checks import find_problems
+    from raytrain_app.checks import find_problems, storage_problems
     from raytrain_app.cli.plan import plan_lines
     from raytrain_app.task import load_task
 
     task = load_task(job.task)
-    problems = find_problems(job, task)
+    problems = [*find_problems(job, task), *storage_problems(job)]
     if problems:
         raise JobError("\n  ".join([f"{job_file}: {len(problems)} problem{'s' if len(problems) > 1 else ''}", *problems]))
     for line in plan_lines(job, task):

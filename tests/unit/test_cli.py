@@ -105,12 +105,14 @@ def test_check_reports_all_problems_of_the_file_at_once(tmp_path: Path) -> None:
 
 
 def test_check_reports_all_problems_beyond_the_file_at_once(tmp_path: Path) -> None:
-    write_job(tmp_path, task="mnist", model="{name: mlp, hiden: 8, dropout: 2}", data="{source: nowhere}")
+    (tmp_path / "file").write_text("")
+    write_job(tmp_path, task="mnist", model="{name: mlp, hiden: 8, dropout: 2}", data="{source: nowhere}", storage="file")
     done = raytrain("check", "job.yaml", folder=tmp_path)
     assert done.returncode == 2
     assert "model.hiden: unknown option; mlp takes hidden, dropout; did you mean hidden?" in done.stderr
     assert "model.dropout: found 2; input should be less than 1" in done.stderr
     assert "nowhere" in done.stderr
+    assert f"{tmp_path}/file" in done.stderr
 
 
 def test_unknown_model_names_the_nearest(tmp_path: Path) -> None:
