@@ -62,6 +62,7 @@ class Dataset:
         test: None if the source has no test rows.
         notes: what the user should know, such as a missing test split or the number of rows dropped; one sentence each.
         fingerprint: sha256 (hex) of shape, dtype and all rows in order; equal for equal data read in equal blocks.
+        dropped: number of bad rows that were left out because the job says so.
     """
 
     train: Split
@@ -69,3 +70,4 @@ class Dataset:
     test: Split | None
     notes: tuple[str, ...]
     fingerprint: str
+    dropped: int = 0

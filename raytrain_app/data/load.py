@@ -1,22 +1,21 @@
-"""From a job to its rows: find the source, read it through Ray Data, check it, split it."""
+"""From a job to its rows: find the source, read it with Ray Data, check it, split it. Start reading here."""
 
 from __future__ import annotations
 
 import dataclasses
 import hashlib
-import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
 import ray
 
 from raytrain_app.data.blocks import Blocks, Dataset, Split
-from raytrain_app.data.files import find_files
-from raytrain_app.data.formats import FORMATS
-from raytrain_app.data.parts import Batch, Part, Place, Want
-from raytrain_app.data.reading import Findings, Read, read_parts, to_table
+from raytrain_app.data.checking import MAX_EXAMPLES, Findings, GoodRows, sha256_of
+from raytrain_app.data.parts import SPLITS, Batch, Place, Plan, Want
+from raytrain_app.data.reading import ReadBlock, read_parts, to_table
 from raytrain_app.data.rows import check_rows
+from raytrain_app.data.sources import plan_source
 from raytrain_app.data.split import hold_out
 from raytrain_app.errors import DataError
 from raytrain_app.task import Rows, Task
@@ -24,72 +23,194 @@ from raytrain_app.task import Rows, Task
 if TYPE_CHECKING:
     from raytrain_app.job import Job
 
+# Few, large blocks: a batch then comes out of one block, in one copy.
 _BLOCK_BYTES = 64 << 20
-_EMBEDDED = os.path.join(os.path.dirname(__file__), "embedded", "mnist-10k.parquet")
+# Blocks of a window of the windowed order. A worker has a window mapped at a time, and a node may have two in its object
+# store, the one in use and the one that comes next.
+WINDOW_BLOCKS = 8
 
 
 def load(job: Job, task: Task) -> Dataset:
-    """Reads, checks and splits the job's data. Call it in the driver, with Ray up and before workers take its CPUs.
+    """Reads, checks and splits the job's data. Call it in the driver, with Ray up.
 
     Raises:
-        DataError: a file or a row is not what the task expects.
+        DataError: a file, a row or a column is not what the task expects; the text names it and what to do.
     """
-    columns = dataclasses.replace(task.columns, num_classes=job.data.classes or task.columns.num_classes)
-    want = Want(columns, transpose=job.data.transpose, label_offset=job.data.label_offset)
-    block_rows = max(1, _BLOCK_BYTES // want.row_bytes)
+    want = wanted(job, task)
     source = job.data.source or task.default_source
     generated = task.generate(source)
     if generated is not None:
-        read = _put(generated, want, block_rows, source)
+        plan, blocks = Plan(), _put(generated, want, source)
     else:
-        prepare = None if type(task).prepare is Task.prepare else task.prepare
-        parts = _plan(_EMBEDDED if source == "mnist-sample" else source, want)
-        blocks = read_parts(parts, want, prepare, block_rows)
-        read = {split: [b for b in blocks if parts[b.part].split == split] for split in ("train", "test")}
-    for block in read["train"] + read["test"]:
-        if block.findings.error or block.findings.bad:
-            raise DataError(block.findings.error or "\n".join(block.findings.examples))
-    train_blocks, labels, digest = _blocks(read["train"], want)
-    kept, held = hold_out(labels, job.data.validation_fraction, job.train.seed)
-    test_blocks, test_labels, test_digest = _blocks(read["test"], want)
-    return Dataset(
-        train=Split(train_blocks, kept),
-        validation=Split(train_blocks, held) if len(held) else None,
-        test=Split(test_blocks, np.arange(len(test_labels))) if len(test_labels) else None,
-        notes=() if len(test_labels) else (f"{source} has no test rows, so there will be no test metrics",),
-        fingerprint=hashlib.sha256((digest + test_digest).encode()).hexdigest(),
-    )
+        plan = _plan(job, task, want)
+        if plan.problems:
+            raise DataError("\n".join(plan.problems))
+        blocks = read_parts(plan.parts, want, task.prepare if want.raw else None)
+    dropped = _refuse_bad(blocks, drop=job.data.on_bad_row == "drop")
+    train, held_out, test = ([block for block in blocks if block.split == split] for split in SPLITS)
+    return _dataset(job, want, source, train, held_out, test, plan.notes, dropped)
 
 
 def check(job: Job, task: Task) -> list[str]:
-    """Everything wrong with the job's data that can be found without Ray and without reading whole files."""
-    return []
+    """What is wrong with the job's data, as far as names and headers tell: without Ray, and without downloading anything."""
+    if task.generate(job.data.source or task.default_source) is not None:
+        return []
+    try:
+        return _plan(job, task, wanted(job, task), download=False).problems
+    except DataError as error:
+        return [str(error)]
 
 
-def _plan(source: str, want: Want) -> list[Part]:
-    files = find_files(source)
-    for format_ in FORMATS.values():
-        mine = [file for file in files if format_.recognises(file)]
-        if mine:
-            return format_.plan(mine, want)
-    raise DataError(f"{source}: found no data")
+def wanted(job: Job, task: Task) -> Want:
+    """What the job's rows must look like.
+
+    Raises:
+        DataError: the task's columns and the job's options do not go together.
+    """
+    columns = dataclasses.replace(task.columns, num_classes=job.data.classes or task.columns.num_classes)
+    if np.dtype(columns.dtype).kind not in "uif":
+        raise DataError(f"the task's columns have the dtype {columns.dtype}; expected whole numbers or floats, such as uint8")
+    if job.data.transpose and (len(columns.shape) < 2 or columns.shape[0] != columns.shape[1]):
+        raise DataError(f"data.transpose: found rows of shape {columns.shape}; expected square images")
+    want = Want(
+        columns,
+        transpose=job.data.transpose,
+        label_offset=job.data.label_offset,
+        one_hot=job.data.one_hot,
+        raw=type(task).prepare is not Task.prepare,
+        allow_modified=job.data.allow_modified,
+    )
+    windowed = job.data.order == "windowed"
+    block_bytes = (job.data.window_mib << 20) // WINDOW_BLOCKS if windowed else _BLOCK_BYTES
+    block_rows = max(1, block_bytes // want.row_bytes)
+    return dataclasses.replace(want, block_rows=block_rows, part_rows=block_rows * max(1, _BLOCK_BYTES // block_bytes))
 
 
-def _put(generated: Mapping[str, Rows], want: Want, block_rows: int, source: str) -> dict[str, list[Read]]:
-    read: dict[str, list[Read]] = {"train": [], "test": []}
+def _plan(job: Job, task: Task, want: Want, download: bool = True) -> Plan:
+    data, source = job.data, job.data.source or task.default_source
+    plan = plan_source(source, data.format, want, offline=data.offline, download=download)
+    if data.test_source is not None:
+        test = plan_source(data.test_source, "auto", want, offline=data.offline, download=download, as_test=True)
+        plan.parts = [part for part in plan.parts if part.split != "test"] + test.parts
+        plan.problems += test.problems
+        plan.notes += test.notes
+    return plan
+
+
+def _put(generated: Mapping[str, Rows], want: Want, source: str) -> list[ReadBlock]:
+    """Puts the rows that a task makes itself into the object store, checked like all others."""
+    blocks = []
     for split, (x, y) in generated.items():
-        checked = check_rows(Batch({want.columns.x_names[0]: x, want.columns.y_names[0]: y}, Place(source)), want)
-        for first in range(0, len(x), block_rows):
-            rows = slice(first, first + block_rows)
-            findings = Findings(rows=len(checked.y[rows]), sha256=hashlib.sha256(checked.x[rows].tobytes()).hexdigest())
-            ref = ray.put(to_table(checked.x[rows], checked.y[rows], 0, findings))
-            read[split].append(Read(ref, 0, findings, checked.y[rows]))
-    return read
+        columns = {want.columns.x_names[0]: x, want.columns.y_names[0]: y}
+        checked = check_rows(Batch(columns, Place(f"{source}, generated {split} rows", range(len(y)))), want)
+        if checked.bad:
+            raise DataError("\n".join(list(checked.bad.values())[:MAX_EXAMPLES]))
+        for first in range(0, len(y), want.block_rows):
+            x_block, y_block = checked.x[first : first + want.block_rows], checked.y[first : first + want.block_rows]
+            findings = Findings(rows=len(y_block), sha256=sha256_of(x_block, y_block))
+            blocks.append(ReadBlock(ray.put(to_table(GoodRows(x_block, y_block, findings))), split, findings, y_block))
+    return blocks
 
 
-def _blocks(read: list[Read], want: Want) -> tuple[Blocks, np.ndarray, str]:
-    read = [block for block in read if block.findings.rows]
-    starts = np.cumsum([0] + [block.findings.rows for block in read])
-    blocks = Blocks(tuple(b.ref for b in read), tuple(starts.tolist()), want.columns.shape, want.columns.dtype)
-    labels = np.concatenate([b.labels for b in read]) if read else np.empty(0, np.int64)
-    return blocks, labels, "".join(b.findings.sha256 for b in read)
+def _refuse_bad(blocks: Sequence[ReadBlock], drop: bool) -> tuple[int, list[str]]:
+    """Raises for damaged files and, unless they may be dropped, for bad rows; the number of those dropped, and the first."""
+    errors = list(dict.fromkeys(block.findings.error for block in blocks if block.findings.error))
+    if errors:
+        raise DataError("\n".join(errors))
+    bad = sum(block.findings.bad for block in blocks)
+    examples = [text for block in blocks for text in block.findings.examples][:MAX_EXAMPLES]
+    if bad and not drop:
+        more = f"\n... and {bad - len(examples):,} more bad rows" if bad > len(examples) else ""
+        raise DataError("\n".join(examples) + more + "\nCorrect these rows, or set data.on_bad_row: drop to go on without them")
+    return bad, examples
+
+
+def _dataset(
+    job: Job,
+    want: Want,
+    source: str,
+    train: Sequence[ReadBlock],
+    held_out: Sequence[ReadBlock],
+    test: Sequence[ReadBlock],
+    notes: Sequence[str],
+    dropped: tuple[int, list[str]],
+) -> Dataset:
+    blocks, labels, fingerprint = _joined([train, held_out, test], want, windowed=job.data.order == "windowed")
+    _check_labels(labels[0], want, source)
+    notes = list(notes)
+    if dropped[0]:
+        notes.append(f"{dropped[0]:,} bad rows were dropped, the first of them: {dropped[1][0]}")
+    kept, held = hold_out(labels[0], 0 if held_out else job.data.validation_fraction, job.train.seed)
+    if held_out:
+        validation: Split | None = Split(blocks[1], np.arange(blocks[1].num_rows))
+        notes.append(f"{source} has its own {blocks[1].num_rows:,} validation rows, so data.validation_fraction is not used")
+    else:
+        validation = Split(blocks[0], held) if len(held) else None
+    if not test:
+        notes.append(f"{source} has no test rows, so there will be no test metrics; data.test_source can name some")
+    if store := _too_large(blocks, want, job.data.order):
+        notes.append(store)
+    _check_sizes(job, len(kept), len(held), bool(held_out))
+    return Dataset(
+        train=Split(blocks[0], kept),
+        validation=validation,
+        test=Split(blocks[2], np.arange(blocks[2].num_rows)) if test else None,
+        notes=tuple(notes),
+        fingerprint=fingerprint,
+        dropped=dropped[0],
+    )
+
+
+def _joined(splits: Sequence[Sequence[ReadBlock]], want: Want, windowed: bool) -> tuple[list[Blocks], list[np.ndarray], str]:
+    """The blocks and labels of each split, and a checksum of everything."""
+    digest = hashlib.sha256(repr((want.columns.shape, want.columns.dtype)).encode())
+    all_blocks, all_labels = [], []
+    for split, read in zip(SPLITS, splits, strict=True):
+        filled = [block for block in read if block.findings.rows]
+        digest.update(f"{split}:{''.join(block.findings.sha256 for block in filled)}".encode())
+        starts = np.cumsum([0] + [block.findings.rows for block in filled])
+        window = WINDOW_BLOCKS if windowed else 0
+        refs = tuple(block.ref for block in filled)
+        all_blocks.append(Blocks(refs, tuple(starts.tolist()), want.columns.shape, want.columns.dtype, window))
+        all_labels.append(np.concatenate([block.labels for block in filled] or [np.empty(0, np.int64)]))
+    return all_blocks, all_labels, digest.hexdigest()
+
+
+def _check_labels(labels: np.ndarray, want: Want, source: str) -> None:
+    if not len(labels):
+        raise DataError(f"data.source: {source} has no rows for training")
+    low, high = want.labels
+    missing = np.flatnonzero(np.bincount(labels, minlength=want.columns.num_classes) == 0) + low
+    if len(missing):
+        shown = ", ".join(map(str, missing[:10].tolist())) + (", ..." if len(missing) > 10 else "")
+        raise DataError(
+            f"data.source: {source} has no training rows of class {shown}; expected rows of all classes {low}..{high}; add such "
+            "rows, or set data.classes to the number of classes that there are"
+        )
+
+
+def _check_sizes(job: Job, train: int, held: int, own_validation: bool) -> None:
+    batch, shards, fraction = job.train.global_batch_size, job.num_shards, job.data.validation_fraction
+    if train < max(batch, shards):
+        key, least = ("train.virtual_shards", shards) if shards > batch else ("train.global_batch_size", batch)
+        raise DataError(
+            f"there are {train:,} training rows (and {held:,} held out for validation), fewer than {key}: {least:,}; expected at "
+            "least as many; make it smaller or bring more rows"
+        )
+    if fraction and not held and not own_validation:
+        raise DataError(
+            f"data.validation_fraction: {fraction:g} of {train:,} rows is less than one row; expected one or more; make it "
+            "larger, or 0 to have no validation"
+        )
+
+
+def _too_large(blocks: Sequence[Blocks], want: Want, order: str) -> str | None:
+    size = sum(split.num_rows for split in blocks) * want.row_bytes
+    here = ray.get_runtime_context().get_node_id()
+    room = next(node["Resources"].get("object_store_memory", 0) for node in ray.nodes() if node["NodeID"] == here)
+    if order == "windowed" or size <= 0.8 * room:
+        return None
+    return (
+        f"the data has {size >> 20:,} MiB and this node's object store {int(room) >> 20:,} MiB, so rows will be read back from "
+        "disk again and again; data.order: windowed reads each block once an epoch"
+    )

@@ -27,14 +27,15 @@ def epoch_order(split: Split, seed: int, epoch: int, mode: str) -> np.ndarray:
         int64 array of the split's length.
     """
     if mode == "global" or not split.blocks.window:
-        return split.ids[permutation(len(split), seed, epoch, _ROWS)]
+        return np.asarray(split.ids[permutation(len(split), seed, epoch, _ROWS)])
     starts = np.asarray(split.blocks.starts)
     blocks = permutation(len(starts) - 1, seed, epoch, _BLOCKS)
     window_of_block = np.empty(len(blocks), np.int64)
     window_of_block[blocks] = np.arange(len(blocks)) // split.blocks.window
     shuffled = split.ids[permutation(len(split), seed, epoch, _ROWS)]
     windows = window_of_block[np.searchsorted(starts, shuffled, side="right") - 1]
-    return shuffled[np.argsort(windows, kind="stable")]
+    order: np.ndarray = shuffled[np.argsort(windows, kind="stable")]
+    return order
 
 
 def permutation(size: int, seed: int, *key: int) -> np.ndarray:

@@ -23,7 +23,7 @@ def hold_out(labels: np.ndarray, fraction: float, seed: int) -> tuple[np.ndarray
     Returns:
         (kept, held out): disjoint row numbers, int64, each ascending, together all rows.
     """
-    classes, class_of_row, counts = np.unique(labels, return_inverse=True, return_counts=True)
+    _, class_of_row, counts = np.unique(labels, return_inverse=True, return_counts=True)
     shares = counts * fraction
     wanted = np.floor(shares).astype(np.int64)
     missing = round(len(labels) * fraction) - int(wanted.sum())

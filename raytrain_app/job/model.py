@@ -88,6 +88,8 @@ class Data(Section):
         classes: number of classes; None is the task's own.
         transpose: swap rows and columns of each image (EMNIST stores them transposed).
         label_offset: taken away from every label as stored (1 for EMNIST letters, which are 1..26).
+        one_hot: the label is one column a class, after the pixels, with a 1 in the row's class.
+        window_mib: MiB that one window of the windowed order has; a node needs room for two of them.
         on_bad_row: a row that fails validation ends the run, or is dropped and counted.
         allow_modified: accept a well-known file whose checksum is not the published one.
         offline: never download; use only what is there.
@@ -101,6 +103,8 @@ class Data(Section):
     classes: Count | None = None
     transpose: bool = False
     label_offset: Annotated[int, Field(ge=-(2**31), lt=2**31)] = 0
+    one_hot: bool = False
+    window_mib: Count = 64
     on_bad_row: Literal["fail", "drop"] = "fail"
     allow_modified: bool = False
     offline: bool = False

@@ -6,29 +6,26 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Protocol
 
 from raytrain_app.data.files import File
-from raytrain_app.data.formats import idx, parquet
-from raytrain_app.data.parts import Batch, Part, Want
+from raytrain_app.data.formats import csv, idx, images, npz, parquet
+from raytrain_app.data.parts import Batch, Part, Plan, Want
 
 
 class Format(Protocol):
     """What the module of a format has."""
 
-    def recognises(self, file: File) -> bool:
-        """Whether `file` is of this format, told by its first bytes where that is possible, else by its name."""
+    def recognises(self, file: File, head: bytes) -> bool:
+        """Whether `file` is, or is meant to be, of this format: told by its first bytes `head` or by its name."""
 
-    def plan(self, files: Sequence[File], want: Want) -> list[Part]:
-        """The parts to read, after checking all that headers tell.
+    def plan(self, files: Sequence[File], want: Want) -> Plan:
+        """What to read, after checking all that headers tell; reads little."""
 
-        Raises:
-            DataError: a file is damaged, or the files do not belong together.
-        """
-
-    def read(self, part: Part, want: Want, batch_rows: int) -> Iterator[Batch]:
-        """The part's rows in order, in batches of `batch_rows` and a smaller last one.
+    def read(self, part: Part, want: Want) -> Iterator[Batch]:
+        """The part's rows in order, in batches of at most about `want.block_rows`.
 
         Raises:
-            DataError: the file is damaged.
+            DataError: the file is damaged; the batches so far are good.
         """
 
 
-FORMATS: Mapping[str, Format] = {"idx": idx, "parquet": parquet}
+# In the order in which they are asked: what can be told by content comes before what is told by name or guessed.
+FORMATS: Mapping[str, Format] = {"images": images, "parquet": parquet, "npz": npz, "idx": idx, "csv": csv}
