@@ -1,7 +1,7 @@
 """The job file: one frozen value that says everything about a run."""
 
 from raytrain_app.job.compare import result_differences
-from raytrain_app.job.load import job_from_dict, load_job
+from raytrain_app.job.load import job_from_dict, job_from_text, load_job
 from raytrain_app.job.model import (
     Adam,
     AdamW,
@@ -41,6 +41,7 @@ __all__ = [
     "Train",
     "Workers",
     "job_from_dict",
+    "job_from_text",
     "load_job",
     "result_differences",
 ]

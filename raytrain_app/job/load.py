@@ -28,17 +28,24 @@ def load_job(path: str, overrides: Sequence[str] = (), name: str | None = None) 
         JobError: the file cannot be read, or anything in it or in `overrides` is wrong; all problems are listed.
     """
     try:
-        document = yaml12.parse(Path(path).read_bytes().decode("utf-8-sig"))
+        text = Path(path).read_bytes().decode("utf-8-sig")
     except OSError as error:
         raise JobError(f"job file {path}: cannot be read: {error.strerror or error}") from None
     except UnicodeDecodeError as error:
         raise JobError(f"job file {path}: byte {error.start} is not UTF-8; expected a YAML text file") from None
+    return job_from_text(text, path, overrides, name)
+
+
+def job_from_text(text: str, source: str, overrides: Sequence[str] = (), name: str | None = None) -> Job:
+    """As `load_job`, for the text of a job file; `source` is what errors call it."""
+    try:
+        document = yaml12.parse(text)
     except yaml12.YamlError as error:
-        raise JobError(f"job file {path}, {error}") from None
+        raise JobError(f"job file {source}, {error}") from None
     if not isinstance(document.value, dict):
         found = "is empty" if document.value is None else f"holds {type(document.value).__name__} instead of keys and values"
-        raise JobError(f"job file {path}: {found}; `raytrain init` writes one to start from")
-    return job_from_dict(document.value, overrides, name, source=path, lines=document.lines)
+        raise JobError(f"job file {source}: {found}; `raytrain init` writes one to start from")
+    return job_from_dict(document.value, overrides, name, source=source, lines=document.lines)
 
 
 def job_from_dict(

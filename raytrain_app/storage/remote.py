@@ -1,0 +1,154 @@
+"""Folders on object stores (gs://, s3://), through pyarrow, with retries and a deadline that always holds."""
+
+from __future__ import annotations
+
+import queue
+import threading
+import time
+import uuid
+from collections.abc import Callable, Mapping
+from functools import cached_property
+from pathlib import Path
+from typing import Any, TypeVar
+
+from pyarrow import fs
+
+from raytrain_app.storage.folder import Folder, explained, is_denied, is_missing
+
+T = TypeVar("T")
+DEADLINE_S = 120.0
+"""Longest time for one operation with all its retries, an upload among them."""
+FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.5, 8.0
+
+
+class RemoteFolder(Folder):
+    """See `Folder`. Object stores show a new object only when it is complete.
+
+    Args:
+        uri: gs:// or s3://, with pyarrow's options.
+        deadline_s: longest time for one operation with all its retries.
+    """
+
+    def __init__(self, uri: str, deadline_s: float = DEADLINE_S) -> None:
+        path, question, options = uri.partition("?")
+        self._path, self._options = path.rstrip("/"), question + options
+        self.uri = self._path + self._options
+        self._deadline_s = deadline_s
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return RemoteFolder, (self.uri, self._deadline_s)
+
+    @property
+    def local_path(self) -> Path | None:
+        return None
+
+    def child(self, *parts: str) -> RemoteFolder:
+        folder = RemoteFolder("/".join((self._path, *parts)) + self._options, self._deadline_s)
+        if "_store" in self.__dict__:  # share the connection
+            folder.__dict__["_store"] = self._store
+        return folder
+
+    def read(self, path: str) -> bytes:
+        def download() -> bytes:
+            with self._store.open_input_stream(self._key(path)) as stream:
+                return bytes(stream.read())
+
+        return self._persist("read", path, download)
+
+    def write(self, path: str, data: bytes) -> None:
+        def upload() -> None:
+            with self._store.open_output_stream(self._key(path)) as stream:
+                stream.write(data)
+
+        self._persist("write", path, upload)
+
+    def create(self, path: str, data: bytes) -> bool:
+        # pyarrow has no conditional write, so of two that create at the same moment both may believe they did.
+        if self.exists(path):
+            return False
+        self.write(path, data)
+        return True
+
+    def exists(self, path: str = "") -> bool:
+        kind = self._persist("look at", path, lambda: self._store.get_file_info(self._key(path)).type)
+        return bool(kind != fs.FileType.NotFound)
+
+    def files(self) -> Mapping[str, int]:
+        start = len(self._key("")) + 1
+        return {
+            info.path[start:]: info.size
+            for info in self._below(recursive=True)
+            if info.type == fs.FileType.File and info.path[start:]
+        }
+
+    def list(self) -> list[str]:
+        return sorted(info.base_name for info in self._below(recursive=False))
+
+    def delete(self, path: str) -> None:
+        def remove() -> None:
+            kind = self._store.get_file_info(self._key(path)).type
+            if kind == fs.FileType.File:
+                self._store.delete_file(self._key(path))
+            elif kind == fs.FileType.Directory:
+                self._store.delete_dir(self._key(path))
+
+        self._persist("delete", path, remove)
+
+    def check_writable(self) -> None:
+        probe = f".raytrain-{uuid.uuid4().hex}"
+        self.write(probe, b"raytrain")
+        self.delete(probe)
+
+    @cached_property
+    def _store(self) -> Any:
+        return fs.FileSystem.from_uri(self.uri)[0]
+
+    def _below(self, *, recursive: bool) -> Any:
+        selector = fs.FileSelector(self._key(""), recursive=recursive, allow_not_found=True)
+        return self._persist("list", "", lambda: self._store.get_file_info(selector))
+
+    def _key(self, path: str) -> str:
+        folder = self._path.partition("://")[2].rpartition("@")[2]
+        return f"{folder}/{path}" if path else folder
+
+    def _persist(self, doing: str, path: str, operation: Callable[[], T]) -> T:
+        """Runs an operation again and again, ever more slowly, until it succeeds, cannot succeed, or the deadline is over."""
+        give_up_s = time.monotonic() + self._deadline_s
+        pause_s = FIRST_PAUSE_S
+        with explained(doing, self.at(path)):
+            while True:
+                try:
+                    return _within(give_up_s - time.monotonic(), operation)
+                except (ValueError, NotImplementedError):
+                    raise
+                except OSError as error:
+                    if is_denied(error) or is_missing(error) or isinstance(error, TimeoutError):
+                        raise
+                    if time.monotonic() + pause_s >= give_up_s:
+                        raise
+                time.sleep(pause_s)
+                pause_s = min(2 * pause_s, LONGEST_PAUSE_S)
+
+
+def _within(seconds: float, operation: Callable[[], T]) -> T:
+    """The operation's result; raises TimeoutError after `seconds`, and then leaves the operation to its fate.
+
+    Clients of object stores have time-outs of their own, but none for all of an operation, and some wait for a quarter of
+    an hour. A blocked call cannot be ended from outside, so it runs in a thread that nobody waits for.
+    """
+    outcome: queue.SimpleQueue[tuple[Any, BaseException | None]] = queue.SimpleQueue()
+
+    def attempt() -> None:
+        try:
+            outcome.put((operation(), None))
+        except BaseException as error:  # handed over to the caller's thread, which raises it
+            outcome.put((None, error))
+
+    threading.Thread(target=attempt, daemon=True, name="storage").start()
+    try:
+        result, error = outcome.get(timeout=max(seconds, 0.0))
+    except queue.Empty:
+        raise TimeoutError(f"no answer within {seconds:.0f} s") from None
+    if error is not None:
+        raise error
+    return result  # type: ignore[no-any-return]
