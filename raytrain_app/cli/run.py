@@ -47,7 +47,10 @@ def run(
 
     with (
         quiet_terminal(f"{job.storage}/{job.name}", debug=debug) as terminal,
-        shown(quiet=quiet, epochs=job.train.epochs, console=Console(file=terminal)) as show,
+        # With --debug others print too, which a live bar does not bear.
+        shown(
+            quiet=quiet, epochs=job.train.epochs, console=Console(file=terminal, force_terminal=False if debug else None)
+        ) as show,
     ):
         from raytrain_app import runner
 

@@ -145,6 +145,8 @@ class _LiveBar:
             console=console,
             expand=True,
             transient=True,
+            redirect_stdout=False,  # what libraries print is not meant for this terminal
+            redirect_stderr=False,
         )
 
     def __enter__(self) -> _LiveBar:
