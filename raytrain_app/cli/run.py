@@ -45,16 +45,13 @@ def run(
     from raytrain_app.cli.quiet import quiet_terminal
     from raytrain_app.report.terminal import result_lines, shown
 
-    with (
-        quiet_terminal(f"{job.storage}/{job.name}", debug=debug) as terminal,
+    with quiet_terminal(f"{job.storage}/{job.name}", debug=debug) as terminal:
         # With --debug others print too, which a live bar does not bear.
-        shown(
-            quiet=quiet, epochs=job.train.epochs, console=Console(file=terminal, force_terminal=False if debug else None)
-        ) as show,
-    ):
-        from raytrain_app import runner
+        console = Console(file=terminal, force_terminal=False if debug else None)
+        with shown(quiet=quiet, epochs=job.train.epochs, console=console) as show:
+            from raytrain_app import runner
 
-        result = runner.run(job, resume=resume, address=address, on_update=show)
+            result = runner.run(job, resume=resume, address=address, on_update=show)
     for line in result_lines(result.record, result.directory):
         typer.echo(line)
 
