@@ -1,4 +1,4 @@
-"""A worker pool: one Ray Train run, in a thread of the driver."""
+"""A worker pool: one Ray Train run on one node, in a thread of the driver."""
 
 from __future__ import annotations
 
@@ -7,9 +7,14 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
-from ray.train import FailureConfig, RunConfig, ScalingConfig
+import ray
+from ray.actor import ActorHandle
+from ray.train import FailureConfig, Result, RunConfig, ScalingConfig
 from ray.train.backend import Backend
 from ray.train.torch import TorchConfig, TorchTrainer
+from ray.train.v2._internal.constants import get_env_vars_to_propagate
+from ray.train.v2._internal.execution.controller import TrainController
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from raytrain_app.job import Job
 
@@ -28,20 +33,44 @@ class InPlaceTorchConfig(TorchConfig):
         return InPlaceBackend
 
 
+class AbortableTrainer(TorchTrainer):
+    """A `TorchTrainer` that can be ended from outside.
+
+    Ray Train's own run waits without limit for the node of a lost worker, and has no call to end it: so the handle of its
+    controller is kept here. Its workers belong to the controller and end with it.
+    """
+
+    controller: ActorHandle | None = None
+
+    def _initialize_and_run_controller(self, **arguments: Any) -> Result:
+        here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
+        actor = ray.remote(num_cpus=0, scheduling_strategy=here, runtime_env={"env_vars": get_env_vars_to_propagate()})(TrainController)
+        self.controller = actor.remote(**arguments)
+        ray.get(self.controller.run.remote())
+        return ray.get(self.controller.get_result.remote())
+
+    def abort(self) -> None:
+        """Ends the run and its workers at once."""
+        if self.controller is not None:
+            ray.kill(self.controller)
+
+
 class Pool:
-    """Workers that are started together and replaced one by one.
+    """Workers on one node that are started together and replaced one by one.
 
     Args:
         number: of the pool in the run, from 0.
         size: workers.
+        node_id: where they run.
         job: says what each worker takes and computes on.
-        body: runs in each worker; called with `argument`.
+        body: runs in each worker, called with `argument`.
     """
 
-    def __init__(self, number: int, size: int, job: Job, body: Callable[[Any], None], argument: Any) -> None:
-        self.number, self.size = number, size
+    def __init__(self, number: int, size: int, node_id: str, job: Job, body: Callable[[Any], None], argument: Any) -> None:
+        self.number, self.size, self.node_id = number, size, node_id
         self.error: BaseException | None = None
-        self._trainer = TorchTrainer(
+        self._aborted = False
+        self._trainer = AbortableTrainer(
             lambda config: body(config["argument"]),
             train_loop_config={"argument": argument},
             torch_config=InPlaceTorchConfig(),
@@ -49,6 +78,7 @@ class Pool:
                 num_workers=size,
                 use_gpu=job.scaling.resources_per_worker["GPU"] > 0,
                 resources_per_worker={name: amount for name, amount in job.scaling.resources_per_worker.items() if amount},
+                label_selector={"ray.io/node-id": node_id},
             ),
             run_config=RunConfig(
                 name=f"{job.name}-pool-{number}",
@@ -61,23 +91,26 @@ class Pool:
         self._thread.start()
 
     def ended(self, timeout_s: float = 0.0) -> bool:
-        """Whether all its workers have returned, or the pool failed, waiting up to `timeout_s`; then `error` says which."""
+        """Whether all its workers have returned or the pool failed, which `error` tells; waits up to `timeout_s`."""
         self._thread.join(timeout_s)
         return not self._thread.is_alive()
+
+    def abort(self) -> None:
+        """Ends the pool and what is left of its workers at once."""
+        self._aborted = True
+        self._trainer.abort()
 
     def _run(self) -> None:
         try:
             self._trainer.fit()
         except BaseException as error:
-            self.error = error
+            if not self._aborted:
+                self.error = error
 
 
 def _environment(job: Job) -> dict[str, str]:
     """What must be set before a worker imports its numerical libraries."""
-    variables = {
-        "OMP_NUM_THREADS": str(job.train.threads),
-        "CUBLAS_WORKSPACE_CONFIG": ":4096:8",
-    }
+    variables = {"OMP_NUM_THREADS": str(job.train.threads), "CUBLAS_WORKSPACE_CONFIG": ":4096:8"}
     if job.train.portable:
         variables |= {"ATEN_CPU_CAPABILITY": "default", "ONEDNN_MAX_CPU_ISA": "SSE41", "MKL_CBWR": "COMPATIBLE"}
     return variables

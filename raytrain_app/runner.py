@@ -6,7 +6,6 @@ the one writer of the run's files. Workers train (`strategies`), and need the dr
 
 from __future__ import annotations
 
-import json
 import signal
 import threading
 import time
@@ -21,25 +20,26 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from raytrain_app import __version__
 from raytrain_app.checks import find_problems
+from raytrain_app.cluster.nodes import living_nodes
 from raytrain_app.data import Dataset, load
-from raytrain_app.elastic.membership import Dated, Failure, Mail, Membership
-from raytrain_app.elastic.progress import record_clock, steps_per_epoch
-from raytrain_app.errors import Interrupted, JobError, RaytrainError, TrainingError
+from raytrain_app.elastic.budget import FailureBudget
+from raytrain_app.elastic.membership import Mail, Membership
+from raytrain_app.errors import ClusterError, Interrupted, JobError, RaytrainError, TrainingError
 from raytrain_app.job import Job
+from raytrain_app.recorder import Recorder
 from raytrain_app.report.updates import Update
 from raytrain_app.session import ray_session
 from raytrain_app.storage.rundir import RunDirectory
-from raytrain_app.storage.tensorboard import TensorBoardWriter
 from raytrain_app.strategies import train_body
 from raytrain_app.strategies.worker import WorkerSpec
-from raytrain_app.supervisor import Supervisor
+from raytrain_app.supervisor import PoolBody, Supervisor, wait_for_capacity
 from raytrain_app.task import load_task
 
 OnUpdate = Callable[[Update], None]
 MAIL_S = 0.5
 """Longest wait for news from the workers, and so for noticing Ctrl-C."""
 CLOSE_S = 20.0
-"""How long workers have to return after the run is over, before their actors are ended."""
+"""How long workers have to return after the run is over, before they are ended."""
 
 
 @dataclass
@@ -78,134 +78,77 @@ def run(job: Job, *, resume: bool = False, address: str | None = None, on_update
     directory = RunDirectory.reopen(job) if resume else RunDirectory.reserve(job)
     update(Update("phase", "starting Ray"))
     with ray_session(address), _interrupts() as interrupted:
-        supervisor = Supervisor(job)
-        size = supervisor.wait_for_capacity(lambda text: update(Update("note", text)))
+        size = wait_for_capacity(job, lambda text: update(Update("note", text)))
         update(Update("phase", "reading data"))
         dataset = load(job, task)
+        for note in dataset.notes:
+            update(Update("note", note))
         with directory.writing(dataset.fingerprint):
-            return _Run(job, dataset, directory, supervisor, update, interrupted).to_the_end(size)
+            recorder = Recorder(job, len(dataset.train), directory, update)
+            record = _train(job, dataset, directory, recorder, size, interrupted)
+    if record["status"] == "stopped":
+        raise Interrupted(f"stopped at step {record['steps']}; a checkpoint is written, and --resume goes on from there")
+    return Result(record, directory.uri)
 
 
-class _Run:
-    """The driver's side of one run: what came from the workers goes to files and to `update`."""
+def _train(
+    job: Job, dataset: Dataset, directory: RunDirectory, recorder: Recorder, size: int, interrupted: threading.Event
+) -> dict[str, Any]:
+    """Starts membership and workers, listens until the run is over, and writes result.json whatever the end is."""
+    recorder.event("start", version=__version__, ray=ray.__version__, workers=size)
+    membership = _start_membership(job, size, recorder.recorded)
+    spec = job.model_dump(mode="json"), [ray.put(dataset)], membership, directory.uri
+    supervisor = Supervisor(job, membership, PoolBody(train_body(job), lambda pool: WorkerSpec(*spec, pool)))
+    outcome: RaytrainError | None = None
+    summaries: list[dict[str, Any]] = []
+    try:
+        recorder.phase(f"starting {size} worker{'s' if size > 1 else ''}")
+        summaries = _listen(job, membership, supervisor, recorder, interrupted)
+    except RaytrainError as error:
+        outcome = error
+    record = recorder.finish(summaries, outcome)
+    supervisor.close(CLOSE_S)
+    ray.kill(membership)
+    if outcome is not None:
+        raise outcome
+    return record
 
-    def __init__(
-        self,
-        job: Job,
-        dataset: Dataset,
-        directory: RunDirectory,
-        supervisor: Supervisor,
-        update: OnUpdate,
-        interrupted: threading.Event,
-    ) -> None:
-        self.job, self.dataset, self.directory, self.supervisor = job, dataset, directory, supervisor
-        self.update, self.interrupted = update, interrupted
-        self.started_s = time.time()
-        self.total_steps = steps_per_epoch(len(dataset.train), job.train.global_batch_size) * job.train.epochs
-        self.recorded = max((clock for r in directory.read_metrics() if (clock := record_clock(r)) is not None), default=-1)
-        self.events = list(directory.read_events())
-        self.first_samples = 0
-        self.tensorboard = TensorBoardWriter(directory) if job.tensorboard else None
 
-    def to_the_end(self, size: int) -> Result:
-        """Starts the workers and listens until the run is over; writes result.json whatever the end is."""
-        for note in self.dataset.notes:
-            self.update(Update("note", note))
-        self._write_event({"kind": "start", "time": time.time(), "version": __version__, "ray": ray.__version__, "workers": size})
-        membership = _start_membership(self.job, size, self.recorded)
-        outcome: RaytrainError | None = None
-        summaries: list[dict[str, Any]] = []
-        try:
-            dataset = [ray.put(self.dataset)]
-            self.update(Update("phase", f"starting {size} worker{'s' if size > 1 else ''}"))
-            self.supervisor.start(
-                size,
-                train_body(self.job),
-                lambda pool: WorkerSpec(self.job.model_dump(mode="json"), dataset, membership, self.directory.uri, pool),
-            )
-            summaries = self._listen(membership)
-        except RaytrainError as error:
-            outcome = error
-        record = self._result(summaries, outcome, ray.get(membership.seconds.remote()))
-        self._write_event({"kind": "finish", "time": time.time(), "status": record["status"]})
-        self.directory.write_result(record)
-        if self.tensorboard is not None:
-            self.tensorboard.close()
-        self.supervisor.close(CLOSE_S)
-        ray.kill(membership)
-        if outcome is not None:
-            raise outcome
-        if record["status"] == "stopped":
-            raise Interrupted(f"stopped at step {record['steps']}; a checkpoint is written, and --resume goes on from there")
-        return Result(record, self.directory.uri)
+def _listen(
+    job: Job, membership: ActorHandle, supervisor: Supervisor, recorder: Recorder, interrupted: threading.Event
+) -> list[dict[str, Any]]:
+    """Takes mail and tends the pools until all workers are done; returns their summaries."""
+    budget, started_s, asked = FailureBudget(job.failure.max_restarts), time.monotonic(), False
+    most = job.scaling.workers.max
+    while True:
+        mail: Mail = ray.get(membership.mail.remote(recorder.recorded, MAIL_S))
+        for crash in recorder.take(mail, {node.node_id for node in living_nodes()}):
+            reason = budget.crash(recorder.recorded)
+            if reason is not None:
+                raise TrainingError(f"{reason}. The last to die was worker {crash['worker']}")
+        if mail.failure is not None:
+            raise TrainingError(mail.failure.message, mail.failure.traceback)
+        if mail.summaries:
+            return mail.summaries
+        if mail.limits is not None:
+            most = mail.limits[1]
+        if not mail.generation and time.monotonic() - started_s > job.scaling.wait_s:
+            _start_with_those_there(job, membership, mail)
+        supervisor.tend(mail.workers, most)
+        if interrupted.is_set() and not asked:
+            recorder.note("stopping: finishing the step and writing a checkpoint (Ctrl-C again ends at once)")
+            ray.get(membership.request.remote(stop=True))
+            asked = True
 
-    def _listen(self, membership: ActorHandle) -> list[dict[str, Any]]:
-        """Takes mail until all workers are done; returns their summaries."""
-        asked = False
-        while True:
-            mail: Mail = ray.get(membership.mail.remote(self.recorded, MAIL_S))
-            self._take(mail.records)
-            if mail.failure is not None:
-                raise _training_error(mail.failure)
-            if mail.summaries:
-                return mail.summaries
-            error = self.supervisor.failed()
-            if error is not None:
-                raise TrainingError(f"Ray Train gave up on the workers: {' '.join(str(error).split())}")
-            if self.interrupted.is_set() and not asked:
-                self.update(Update("note", "stopping: finishing the step and writing a checkpoint (Ctrl-C again ends at once)"))
-                ray.get(membership.request.remote(stop=True))
-                asked = True
 
-    def _take(self, records: list[Dated]) -> None:
-        metrics = []
-        for clock, record in records:
-            if clock is None:
-                self._write_event(record)
-            elif clock > self.recorded:
-                self.recorded = clock
-                metrics.append(record)
-                self.update(Update(record["kind"], "", {**record, "total_steps": self.total_steps}))
-        if metrics:
-            self.directory.append_metrics(metrics)
-            if self.tensorboard is not None:
-                self.tensorboard.add(metrics)
-
-    def _write_event(self, record: dict[str, Any]) -> None:
-        self.events.append(record)
-        self.directory.append_events([record])
-        self.update(Update("event", _event_text(record), record))
-
-    def _result(
-        self, summaries: list[dict[str, Any]], outcome: RaytrainError | None, seconds: dict[str, dict[str, float]]
-    ) -> dict[str, Any]:
-        """The content of result.json (the run directory's documentation lists the keys)."""
-        hashes = {summary["weights_sha256"] for summary in summaries}
-        if len(hashes) > 1:
-            raise TrainingError(f"the workers ended with different weights ({', '.join(sorted(hashes))}); this is a bug, please report it")
-        ends = dict(summaries[0]) if summaries else {"status": "failed"}
-        wall_s = time.time() - self.started_s
-        kinds = {json.dumps(e["computes_on"], sort_keys=True): e["computes_on"] for e in self.events if e["kind"] == "join"}
-        by_class = {name: sum(s.get(name, 0.0) for s in seconds.values()) for name in ("useful", "redone", "starting", "idle")}
-        spent = sum(by_class.values())
-        samples = ends.get("samples", 0)
-        return {
-            "status": ends.pop("status"),
-            "error": str(outcome) if outcome is not None else None,
-            "framework": self.job.framework,
-            "strategy": self.job.strategy.name,
-            **ends,
-            "workers": [[e["time"], e["workers"]] for e in self.events if e["kind"] == "generation"],
-            "computes_on": list(kinds.values()),
-            "disruptions": [e for e in self.events if "receipt" in e],
-            "steps_redone": 0,
-            "pause_s": [],
-            "worker_seconds": by_class,
-            "goodput": by_class["useful"] / spent if spent else None,
-            "wall_s": wall_s,
-            "samples_per_s": samples / wall_s,
-            "checkpoint": self.directory.best_checkpoint(),
-        }
+def _start_with_those_there(job: Job, membership: ActorHandle, mail: Mail) -> None:
+    """After `scaling.wait_s` a run starts with the workers that came, if they are enough."""
+    if len(mail.workers) < job.scaling.workers.min:
+        raise ClusterError(
+            f"{len(mail.workers)} of at least {job.scaling.workers.min} workers started within scaling.wait_s = "
+            f"{job.scaling.wait_s:g} s; something else may use the cluster's resources: see `ray status`"
+        )
+    ray.get(membership.expect.remote(len(mail.workers)))
 
 
 def _start_membership(job: Job, size: int, recorded: int) -> ActorHandle:
@@ -215,21 +158,6 @@ def _start_membership(job: Job, size: int, recorded: int) -> ActorHandle:
     membership = actor.remote(size, recorded, job.failure.heartbeat_s)
     membership.watch.remote()
     return membership
-
-
-def _training_error(failure: Failure) -> TrainingError:
-    return TrainingError(failure.message, failure.traceback)
-
-
-def _event_text(record: dict[str, Any]) -> str:
-    """A sentence for the events that people want to hear of."""
-    if record["kind"] == "worker_lost":
-        return f"lost worker {record['worker']} ({record['cause']})"
-    if record["kind"] == "resume":
-        return f"going on from step {record['step']}"
-    if record["kind"] == "checkpoint_damaged":
-        return str(record["message"])
-    return f"a checkpoint could not be written: {record['error']}" if record["kind"] == "checkpoint_failed" else ""
 
 
 @contextmanager

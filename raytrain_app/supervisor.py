@@ -1,86 +1,164 @@
-"""Pools up and down: decides how many workers the cluster can give, starts them, and notices what became of them."""
+"""Pools up and down: looks at the cluster and at who trains, and acts on the decisions of `scaling`."""
 
 from __future__ import annotations
 
-import math
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import ray
+from ray.actor import ActorHandle
 
+from raytrain_app.cluster.nodes import Node, ask_autoscaler, living_nodes, room
+from raytrain_app.elastic.membership import WorkerView
+from raytrain_app.elastic.roster import Standing
 from raytrain_app.errors import ClusterError
 from raytrain_app.job import Job
 from raytrain_app.pool import Pool
+from raytrain_app.scaling import Abort, Decision, Park, PoolView, Retire, Settling, Start, Unpark, decide
 
 CAPACITY_POLL_S = 0.5
 
 
-def placeable(nodes: Sequence[Mapping[str, float]], per_worker: Mapping[str, float], limit: int) -> int:
-    """How many workers fit on nodes with these resources, at most `limit`; a worker does not span nodes."""
-    wanted = {name: amount for name, amount in per_worker.items() if amount > 0}
-    if not wanted:
-        return limit
-    return min(limit, sum(min(math.floor(node.get(n, 0.0) / a + 1e-9) for n, a in wanted.items()) for node in nodes))
+@dataclass(frozen=True)
+class PoolBody:
+    """What each worker of a pool runs: `run(argument(pool number))`."""
+
+    run: Callable[[Any], None]
+    argument: Callable[[int], Any]
+
+
+def wait_for_capacity(job: Job, tell: Callable[[str], None]) -> int:
+    """Workers to start with: as many as the cluster has room for, within the job's limits.
+
+    Args:
+        job: says how many workers, what each takes, and how long to wait.
+        tell: called once with a sentence when it has to wait.
+
+    Raises:
+        ClusterError: there was no room for the minimum within `scaling.wait_s`.
+    """
+    scaling, started_s, told = job.scaling, time.monotonic(), False
+    while True:
+        nodes = [node for node in living_nodes() if not node.draining]
+        places = min(scaling.workers.max, sum(room(node.resources, scaling.resources_per_worker) for node in nodes))
+        if places >= scaling.workers.min:
+            return places
+        lack = _lack(job, places, nodes)
+        if time.monotonic() - started_s >= scaling.wait_s:
+            raise ClusterError(
+                f"{lack}, and no more came within scaling.wait_s = {scaling.wait_s:g} s; "
+                "add nodes, ask for fewer workers (scaling.workers), or for less per worker (scaling.resources_per_worker)"
+            )
+        if not told:
+            tell(f"{lack}; waiting up to {scaling.wait_s:g} s for more")
+            ask_autoscaler(scaling.workers.max, scaling.resources_per_worker)
+            told = True
+        time.sleep(CAPACITY_POLL_S)
 
 
 class Supervisor:
     """The pools of one run.
 
     Args:
-        job: says how many workers, and what each takes.
+        job: says what each worker takes and computes on.
+        membership: the run's membership actor.
+        body: what the workers run.
     """
 
-    def __init__(self, job: Job) -> None:
-        self._job = job
-        self.pools: list[Pool] = []
+    def __init__(self, job: Job, membership: ActorHandle, body: PoolBody) -> None:
+        self._job, self._membership, self._body = job, membership, body
+        self._wanted = job.scaling.workers.max
+        self._pools: dict[int, Pool] = {}
+        self._started = 0
+        self._retiring: set[int] = set()
+        self._settling = Settling()
+        self._asked = 0
 
-    def wait_for_capacity(self, tell: Callable[[str], None]) -> int:
-        """Workers to start with: as many as the cluster has room for, within the job's limits.
+    def tend(self, workers: Sequence[WorkerView], most: int) -> list[Decision]:
+        """Compares what is with what should be, acts on the difference, and returns what it did.
+
+        Args:
+            workers: all workers that are not gone.
+            most: workers that should train if there is room.
 
         Raises:
-            ClusterError: there was no room for the minimum within `scaling.wait_s`.
+            ClusterError: Ray Train gave up on a pool.
         """
-        scaling, started_s, told = self._job.scaling, time.monotonic(), False
-        while True:
-            nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]
-            room = placeable(nodes, scaling.resources_per_worker, scaling.workers.max)
-            if room >= scaling.workers.min:
-                return room
-            lack = _lack(self._job, room, nodes)
-            if time.monotonic() - started_s >= scaling.wait_s:
-                raise ClusterError(
-                    f"{lack}, and no more came within scaling.wait_s = {scaling.wait_s:g} s; "
-                    "add nodes, ask for fewer workers (scaling.workers), or for less per worker (scaling.resources_per_worker)"
-                )
-            if not told:
-                tell(f"{lack}; waiting up to {scaling.wait_s:g} s for more")
-                told = True
-            time.sleep(CAPACITY_POLL_S)
+        self._bury()
+        nodes = living_nodes()
+        decisions = self._decide(nodes, workers, most)
+        for decision in decisions:
+            self._act(decision, workers)
+        places = sum(room(node.resources, self._job.scaling.resources_per_worker) for node in nodes if not node.draining)
+        wish = most if places < most else 0
+        if wish != self._asked:
+            ask_autoscaler(wish, self._job.scaling.resources_per_worker)
+            self._asked = wish
+        return decisions
 
-    def start(self, size: int, body: Callable[[Any], None], argument: Callable[[int], Any]) -> None:
-        """Starts a further pool; each of its workers runs `body(argument(pool number))`."""
-        number = len(self.pools)
-        self.pools.append(Pool(number, size, self._job, body, argument(number)))
-
-    def failed(self) -> BaseException | None:
-        """The error of a pool that ended with one."""
-        return next((pool.error for pool in self.pools if pool.ended() and pool.error is not None), None)
-
-    def close(self, timeout_s: float) -> bool:
-        """Waits until all workers have returned; False when some have not in time."""
+    def close(self, timeout_s: float) -> None:
+        """Waits until all workers have returned, and ends those that have not in time."""
         deadline_s = time.monotonic() + timeout_s
-        return all([pool.ended(max(0.0, deadline_s - time.monotonic())) for pool in self.pools])
+        for pool in self._pools.values():
+            if not pool.ended(max(0.0, deadline_s - time.monotonic())):
+                pool.abort()
+        if self._asked:
+            ask_autoscaler(0, self._job.scaling.resources_per_worker)
+
+    def _bury(self) -> None:
+        for number, pool in list(self._pools.items()):
+            if pool.ended():
+                del self._pools[number]
+                if pool.error is not None:
+                    raise ClusterError(f"Ray Train gave up on pool {number}: {' '.join(str(pool.error).split())}")
+
+    def _decide(self, nodes: Sequence[Node], workers: Sequence[WorkerView], most: int) -> list[Decision]:
+        alive = frozenset(node.node_id for node in nodes)
+        draining = frozenset(node.node_id for node in nodes if node.draining)
+        settled = self._settling.settled(alive, time.monotonic())
+        parked = Counter(worker.pool for worker in workers if worker.standing is Standing.PARKED)
+        views = [
+            PoolView(pool.number, pool.node_id, pool.size, parked[pool.number], pool.number in self._retiring)
+            for pool in self._pools.values()
+        ]
+        per_worker = self._job.scaling.resources_per_worker
+        rooms = {
+            node.node_id: room(node.resources, per_worker) - sum(view.size for view in views if view.node_id == node.node_id)
+            for node in nodes
+            if node.node_id in settled - draining
+        }
+        return decide(most, views, rooms, alive, draining)
+
+    def _act(self, decision: Decision, workers: Sequence[WorkerView]) -> None:
+        def of_pool(pool: int, *standings: Standing) -> list[str]:
+            return [worker.worker_id for worker in workers if worker.pool == pool and worker.standing in standings]
+
+        rearrange = self._membership.rearrange.remote
+        if isinstance(decision, Start):
+            number, self._started = self._started, self._started + 1
+            self._pools[number] = Pool(
+                number, decision.size, decision.node_id, self._job, self._body.run, self._body.argument(number)
+            )
+        elif isinstance(decision, Abort):
+            self._pools.pop(decision.pool).abort()
+        elif isinstance(decision, Retire):
+            self._retiring.add(decision.pool)
+            ray.get(rearrange(retire=[decision.pool]))
+        elif isinstance(decision, Park):
+            training = of_pool(decision.pool, Standing.ACTIVE, Standing.WAITING)
+            ray.get(rearrange(park=training[len(training) - decision.count :]))
+        elif isinstance(decision, Unpark):
+            ray.get(rearrange(unpark=of_pool(decision.pool, Standing.PARKED)[: decision.count]))
 
 
-def _lack(job: Job, room: int, nodes: Sequence[Mapping[str, float]]) -> str:
-    per_worker = ", ".join(f"{name}: {amount:g}" for name, amount in job.scaling.resources_per_worker.items() if amount)
-    has: dict[str, float] = {}
-    for node in nodes:
-        for name in job.scaling.resources_per_worker:
-            has[name] = has.get(name, 0.0) + node.get(name, 0.0)
-    total = ", ".join(f"{name}: {amount:g}" for name, amount in has.items())
+def _lack(job: Job, places: int, nodes: Sequence[Node]) -> str:
+    per_worker = {name: amount for name, amount in job.scaling.resources_per_worker.items() if amount}
+    needed = ", ".join(f"{name}: {amount:g}" for name, amount in per_worker.items())
+    total = ", ".join(f"{name}: {sum(node.resources.get(name, 0.0) for node in nodes):g}" for name in per_worker)
     return (
-        f"the job needs {job.scaling.workers.min} workers of {{{per_worker}}}, and the cluster has room for {room}: "
+        f"the job needs {job.scaling.workers.min} workers of {{{needed}}}, and the cluster has room for {places}: "
         f"{len(nodes)} node{'s' if len(nodes) != 1 else ''} with {{{total}}} in all"
     )

@@ -19,6 +19,7 @@ import ray
 from ray.actor import ActorHandle
 from ray.exceptions import ActorUnavailableError, RayActorError
 
+from raytrain_app.elastic.receipts import CLASSES
 from raytrain_app.elastic.roster import Generation, Roster, Standing, Worker, WorkerInfo
 
 PING_S = 0.1
@@ -63,15 +64,39 @@ class Failure:
     traceback: str = ""
 
 
+@dataclass(frozen=True)
+class WorkerView:
+    """A worker that is not gone, as the driver sees it."""
+
+    worker_id: str
+    pool: int
+    node_id: str
+    pid: int
+    standing: Standing
+    clock: int
+
+
 @dataclass
 class Mail:
-    """What the driver gets from one call: records since the last one, and where the run stands."""
+    """What the driver gets from one call: records since the last one, and where the run stands.
+
+    Attributes:
+        records: in the order in which they were taken.
+        failure: what ended the run, if it failed.
+        summaries: one a worker that finished, once the run is over.
+        workers: all that are there now.
+        generation: number of the current generation; 0 before the first.
+        limits: workers at least and at most, once `scale` has changed them.
+        seconds: lifetimes of all workers there ever were, added up by class.
+    """
 
     records: list[Dated] = field(default_factory=list)
     failure: Failure | None = None
     summaries: list[dict[str, Any]] = field(default_factory=list)
-    workers: int = 0
+    workers: list[WorkerView] = field(default_factory=list)
     generation: int = 0
+    limits: tuple[int, int] | None = None
+    seconds: dict[str, float] = field(default_factory=dict)
 
 
 class Membership:
@@ -92,6 +117,7 @@ class Membership:
         self._changed = asyncio.Condition()
         self._version = 0
         self._stop = self._checkpoint = False
+        self._limits: tuple[int, int] | None = None
         self._over = False
         self._failure: Failure | None = None
         self._records: list[Dated] = []
@@ -102,7 +128,7 @@ class Membership:
 
     async def join(self, info: WorkerInfo, clock: int) -> Generation | None:
         """Waits for the next generation. Called by a worker that is in none; None means that the run is over for it."""
-        if self._over or self._known_gone(info.worker_id):
+        if self._over or self._known_gone(info.worker_id) or info.pool in self._roster.retired:
             return None
         if info.worker_id not in self._roster.workers:
             self._event("join", worker=info.worker_id, pool=info.pool, node=info.node_id, pid=info.pid, computes_on=info.kind)
@@ -150,9 +176,9 @@ class Membership:
         await self._tell_driver()
 
     async def leave(self, worker_id: str, seconds: dict[str, float]) -> None:
-        """A worker that was asked to leave does so, at a step boundary."""
+        """A worker that was asked to leave or park does so, at a step boundary; its next `join` tells it which."""
         self._roster.workers[worker_id].seconds = seconds
-        self._roster.remove(worker_id)
+        self._roster.step_aside(worker_id)
         self._event("leave", worker=worker_id, workers=len(self._present()))
         await self._step_forward()
 
@@ -184,25 +210,46 @@ class Membership:
             with contextlib.suppress(asyncio.TimeoutError):
                 await asyncio.wait_for(self._changed.wait_for(lambda: bool(self._records) or self._over), timeout_s)
         records, self._records = self._records, []
-        summaries = self._summaries if self._over else []
-        return Mail(records, self._failure, summaries, len(self._roster.members), self._roster.generation)
+        workers = [
+            WorkerView(w.info.worker_id, w.info.pool, w.info.node_id, w.info.pid, w.standing, w.clock)
+            for w in self._roster.workers.values()
+            if w.standing is not Standing.GONE
+        ]
+        return Mail(records, self._failure, self._summaries if self._over else [], workers, self._roster.generation, self._limits, self._seconds())
 
-    async def seconds(self) -> dict[str, dict[str, float]]:
-        """Worker-seconds by class of every worker there ever was."""
-        return {worker_id: worker.seconds for worker_id, worker in self._roster.workers.items()}
+    async def expect(self, initial: int) -> None:
+        """Changes how many workers the first generation waits for."""
+        self._roster.initial = initial
+        await self._step_forward()
 
-    async def request(self, *, stop: bool = False, checkpoint: bool = False, leave: Sequence[str] = ()) -> None:
-        """Asks for a stop, a checkpoint, or workers to leave; it happens at the next step boundary."""
+    async def request(self, *, stop: bool = False, checkpoint: bool = False) -> None:
+        """Asks for a stop or a checkpoint; it happens at the next step boundary."""
         self._stop, self._checkpoint = self._stop or stop, self._checkpoint or checkpoint
-        for worker_id in leave:
-            self._roster.workers[worker_id].leaving = True
         await self._tell()
+
+    async def scale(self, least: int, most: int) -> None:
+        """New limits for the number of workers; the driver's supervisor acts on them."""
+        self._limits = (least, most)
+        self._event("scale", least=least, most=most)
+        await self._tell_driver()
+
+    async def rearrange(self, *, park: Sequence[str] = (), unpark: Sequence[str] = (), retire: Sequence[int] = ()) -> None:
+        """Asks workers to step aside, to come back, or whole pools to leave for good."""
+        self._roster.park(park)
+        self._roster.unpark(unpark)
+        for pool in retire:
+            self._roster.retire(pool)
+        await self._step_forward()
 
     # ---- inside ----
 
     def _known_gone(self, worker_id: str) -> bool:
         worker = self._roster.workers.get(worker_id)
         return worker is not None and worker.standing is Standing.GONE
+
+    def _seconds(self) -> dict[str, float]:
+        lifetimes = [worker.seconds for worker in self._roster.workers.values()]
+        return {name: sum(seconds.get(name, 0.0) for seconds in lifetimes) for name in CLASSES}
 
     def _present(self) -> list[Worker]:
         return self._roster.standing(Standing.ACTIVE, Standing.WAITING)
@@ -257,6 +304,8 @@ class Membership:
     def _evict(self, worker: Worker, cause: str) -> None:
         """Takes a worker out of the job for good; its pool replaces it."""
         self._roster.remove(worker.info.worker_id)
+        # Whatever it did since it was last heard of was not applied by it.
+        worker.seconds["redone"] = worker.seconds.get("redone", 0.0) + time.monotonic() - worker.seen_s
         if cause != "died":
             ray.kill(worker.info.handle)
         self._event("worker_lost", worker=worker.info.worker_id, node=worker.info.node_id, cause=cause, workers=len(self._present()))

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+from raytrain_app.elastic.receipts import CLASSES
 from raytrain_app.job import Job
 
 Metrics = dict[str, float]
@@ -99,7 +100,7 @@ class Stopwatch:
     """
 
     def __init__(self) -> None:
-        self.seconds = {"useful": 0.0, "redone": 0.0, "starting": 0.0, "idle": 0.0}
+        self.seconds = dict.fromkeys(CLASSES, 0.0)
         self._running = "starting"
         self._since_s = time.monotonic()
 

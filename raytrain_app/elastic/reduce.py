@@ -133,7 +133,7 @@ class Reducer:
         if not self.whole:
             gathered = torch.empty(self.padded, dtype=self.layout.dtype, device=self.device)
             with collective():
-                dist.all_gather_into_tensor(gathered, mean)
+                dist.all_gather_single(gathered, mean)
             mean = gathered
         return self._total(mean, highest[self.num_flags :], _combine(node_scores, self.root), highest[: self.num_flags])
 
@@ -174,7 +174,7 @@ class Reducer:
         if self.whole:
             flat = torch.empty(self.world_size * max(sizes), dtype=torch.uint8, device=self.device)
             with collective():
-                dist.all_gather_into_tensor(flat, packet.view(-1))
+                dist.all_gather_single(flat, packet.view(-1))
             received = list(flat.split(max(sizes)))
         else:
             flat = torch.empty(sum(sizes), dtype=torch.uint8, device=self.device)

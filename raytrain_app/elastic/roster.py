@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import enum
+from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -12,6 +13,7 @@ class Standing(enum.Enum):
 
     WAITING = "waiting"  # asked for a generation
     ACTIVE = "active"  # in the current generation
+    PARKED = "parked"  # stepped aside when asked to; can come back at once
     GONE = "gone"  # left, lost, or done
 
 
@@ -42,7 +44,15 @@ class WorkerInfo:
 
 @dataclass
 class Worker:
-    """The membership's view of one worker. `clock` counts what its replica has applied; -1 is a replica without state."""
+    """The membership's view of one worker.
+
+    Attributes:
+        clock: steps and epoch ends that its replica has applied; -1 is a replica without state.
+        joined: order of arrival.
+        seen_s: when it was last heard of.
+        leaving: it is asked to leave or park at the next step boundary.
+        seconds: its lifetime by class, see `progress.Stopwatch`.
+    """
 
     info: WorkerInfo
     standing: Standing
@@ -93,6 +103,7 @@ class Roster:
         self.generation = 0
         self.members: tuple[str, ...] = ()
         self.workers: dict[str, Worker] = {}
+        self.retired: set[int] = set()
         self._joins = 0
 
     def wait(self, info: WorkerInfo, clock: int, now_s: float) -> None:
@@ -102,7 +113,39 @@ class Roster:
             self._joins += 1
             self.workers[info.worker_id] = Worker(info, Standing.WAITING, clock, self._joins, now_s)
         else:
-            worker.standing, worker.clock, worker.seen_s = Standing.WAITING, clock, now_s
+            worker.clock, worker.seen_s = clock, now_s
+            if worker.standing is not Standing.PARKED:
+                worker.standing = Standing.WAITING
+
+    def step_aside(self, worker_id: str) -> None:
+        """A worker that was asked to go does so: for good if its pool is retired, else until it is unparked."""
+        worker = self.workers[worker_id]
+        worker.standing = Standing.GONE if worker.info.pool in self.retired else Standing.PARKED
+        worker.leaving = False
+
+    def park(self, worker_ids: Iterable[str]) -> None:
+        """Asks workers to step aside; one that only waits does so at once."""
+        for worker in map(self.workers.__getitem__, worker_ids):
+            if worker.standing is Standing.WAITING:
+                worker.standing = Standing.PARKED
+            elif worker.standing is Standing.ACTIVE:
+                worker.leaving = True
+
+    def unpark(self, worker_ids: Iterable[str]) -> None:
+        """Lets parked workers wait for a generation again."""
+        for worker in map(self.workers.__getitem__, worker_ids):
+            worker.leaving = False
+            if worker.standing is Standing.PARKED:
+                worker.standing = Standing.WAITING
+
+    def retire(self, pool: int) -> None:
+        """All workers of a pool go for good: those in the generation at its next step boundary, the others at once."""
+        self.retired.add(pool)
+        for worker in self.workers.values():
+            if worker.info.pool == pool and worker.standing is Standing.ACTIVE:
+                worker.leaving = True
+            elif worker.info.pool == pool:
+                worker.standing = Standing.GONE
 
     def adopt(self, info: WorkerInfo, generation: int, clock: int, now_s: float) -> None:
         """A worker in `generation` is seen for the first time: this roster is new, and the generation older than it."""

@@ -87,17 +87,17 @@ class AllReduce:
             if self._at_epoch_end():
                 self._end_epoch()
                 continue
-            flags = self._step()
+            leaving = self.link.signals.leave
+            flags = self._step(leaving)
             if flags[STOP]:
                 self._finish("stopped")
                 return True
             # The end of an epoch is checkpointed after its validation.
             if flags[CHECKPOINT] or (self.progress.step % self.job.checkpoint.every_steps == 0 and not self._at_epoch_end()):
                 self._checkpoint()
-            if flags[LEAVE] and self.link.signals.leave:
-                self.link.leave()
-                return True
             if flags[LEAVE] or flags[JOIN]:
+                if leaving:
+                    self.link.leave()
                 return False
         self._finish("early_stopped" if self.progress.stopped_early else "finished")
         return True
@@ -126,7 +126,7 @@ class AllReduce:
         for message in messages:
             self.link.event("checkpoint_damaged", message=message)
         self._load(state)
-        self.link.event("resume", step=step)
+        self.link.event("resume", step=step, source="checkpoint")
 
     def _snapshot(self) -> TrainState:
         return replace(self.learner.state(), progress=self.progress.to_json())
@@ -137,8 +137,8 @@ class AllReduce:
 
     # ---- steps ----
 
-    def _step(self) -> list[int]:
-        """Takes one step on all workers; returns the flags of all of them."""
+    def _step(self, leaving: bool) -> list[int]:
+        """Takes one step on all workers; returns the flags of all of them. `leaving` tells that this one goes after it."""
         train, signals, progress = self.job.train, self.link.signals, self.progress
         if signals.abort:
             raise PeerLost("the run is over")
@@ -150,7 +150,7 @@ class AllReduce:
             upcoming = self._rows(progress.step + 1)
             first, last = shard_rows(len(upcoming), self.job.num_shards, place[0]), shard_rows(len(upcoming), self.job.num_shards, place[-1])
             reader.prefetch(upcoming[first.start : last.stop])
-        flags = [int(signals.join), int(signals.leave), int(signals.checkpoint), int(signals.stop)]
+        flags = [int(signals.join), int(leaving), int(signals.checkpoint), int(signals.stop)]
         lr = learning_rate(
             self.job.optimizer.schedule, self.job.optimizer.lr, progress.step, train.epochs * self._steps, self.job.optimizer.warmup_steps
         )

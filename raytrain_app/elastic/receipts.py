@@ -1,0 +1,97 @@
+"""What each disruption cost, worked out by the driver from the events and records that reach it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+CLASSES = ("useful", "redone", "starting", "idle")
+CAUSES = ("node_lost", "worker_lost", "drain", "leave", "join")
+"""Events that make a new generation, the one to name first where several happen at once."""
+
+Seconds = Mapping[str, float]
+
+
+@dataclass
+class _Open:
+    cause: str
+    time_s: float
+    detected_time_s: float
+    last_step_time_s: float
+    last_samples: int
+    last_step: int
+    workers_before: int
+    workers_after: int
+    seconds: dict[str, float]
+
+
+@dataclass
+class Receipts:
+    """Turns the stream of a run into receipts; every disruption gets exactly one.
+
+    A disruption opens with the generation that follows its cause, and closes with the first new step after it. Its pause is
+    the gap between the last step before and the first one after, as the workers' clocks have it.
+    """
+
+    given: list[dict[str, Any]] = field(default_factory=list)
+    _causes: list[dict[str, Any]] = field(default_factory=list)
+    _open: _Open | None = None
+    _workers: int = 0
+    _resumed_step: int | None = None
+    _last: dict[str, Any] | None = None
+
+    def event(self, event: Mapping[str, Any], seconds: Seconds) -> None:
+        """Takes an event, with the run's worker-seconds by class up to now."""
+        if event["kind"] in CAUSES:
+            self._causes.append(dict(event))
+        elif event["kind"] == "resume":
+            self._resumed_step = event["step"]
+        elif event["kind"] == "generation":
+            self._generation(event, seconds)
+
+    def step(self, record: Mapping[str, Any], seconds: Seconds) -> dict[str, Any] | None:
+        """Takes a step's record; returns the receipt of the disruption that it ends, if it ends one."""
+        receipt = None
+        if self._open is not None and record["time"] >= self._open.time_s:
+            receipt = self._close(self._open, record, seconds)
+            self.given.append(receipt)
+            self._open, self._resumed_step = None, None
+        self._last = dict(record)
+        return receipt
+
+    def _generation(self, event: Mapping[str, Any], seconds: Seconds) -> None:
+        if self._last is not None and self._open is None:
+            kinds = [cause["kind"] for cause in self._causes]
+            cause = next((kind for kind in CAUSES if kind in kinds), "unknown")
+            detected = next((c["time"] for c in self._causes if c["kind"] == cause), event["time"])
+            self._open = _Open(
+                cause=cause,
+                time_s=event["time"],
+                detected_time_s=detected,
+                last_step_time_s=self._last["time"],
+                last_samples=self._last["samples"],
+                last_step=self._last["step"],
+                workers_before=self._workers,
+                workers_after=event["workers"],
+                seconds=dict(seconds),
+            )
+        elif self._open is not None:  # a fault while the generation was forming: one disruption, as the user sees it
+            self._open.workers_after, self._open.time_s = event["workers"], event["time"]
+        self._workers = event["workers"]
+        self._causes = []
+
+    def _close(self, opened: _Open, record: Mapping[str, Any], seconds: Seconds) -> dict[str, Any]:
+        redone = max(0, opened.last_step - self._resumed_step) if self._resumed_step is not None else 0
+        per_step = (record["samples"] - opened.last_samples) / max(1, record["step"] - opened.last_step)
+        return {
+            "cause": opened.cause,
+            "time": opened.detected_time_s,
+            "detected_s": round(max(0.0, opened.detected_time_s - opened.last_step_time_s), 3),
+            "paused_s": round(record["time"] - opened.last_step_time_s, 3),
+            "steps_redone": redone,
+            "samples_redone": round(redone * per_step),
+            "workers_before": opened.workers_before,
+            "workers_after": opened.workers_after,
+            "worker_seconds": {name: round(seconds.get(name, 0.0) - opened.seconds.get(name, 0.0), 3) for name in CLASSES},
+        }

@@ -1,0 +1,146 @@
+"""The driver's pen: everything that happens in a run goes through here into the run directory and to whoever watches."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Collection
+from typing import Any
+
+from raytrain_app.elastic.membership import Mail
+from raytrain_app.elastic.progress import record_clock, steps_per_epoch
+from raytrain_app.elastic.receipts import Receipts
+from raytrain_app.errors import RaytrainError, TrainingError
+from raytrain_app.job import Job
+from raytrain_app.report.updates import Update
+from raytrain_app.storage.rundir import RunDirectory
+from raytrain_app.storage.tensorboard import TensorBoardWriter
+
+Record = dict[str, Any]
+
+
+class Recorder:
+    """Writes metrics.jsonl, events.jsonl, TensorBoard files and result.json of one run. Not for several threads.
+
+    Args:
+        job: what is trained.
+        num_rows: rows of the training split.
+        directory: where to write; what a resumed run holds already is not written again.
+        update: told of everything.
+    """
+
+    def __init__(self, job: Job, num_rows: int, directory: RunDirectory, update: Callable[[Update], None]) -> None:
+        self._job, self._directory, self._update = job, directory, update
+        self._started_s = time.time()
+        self._total_steps = steps_per_epoch(num_rows, job.train.global_batch_size) * job.train.epochs
+        earlier = directory.read_metrics()
+        self.recorded = max((clock for record in earlier if (clock := record_clock(record)) is not None), default=-1)
+        self._samples_before = max((record["samples"] for record in earlier), default=0)
+        self._events: list[Record] = list(directory.read_events())
+        self._receipts = Receipts([event["receipt"] for event in self._events if "receipt" in event])
+        self._seconds: dict[str, float] = {}
+        self._tensorboard = TensorBoardWriter(directory) if job.tensorboard else None
+
+    def take(self, mail: Mail, living: Collection[str]) -> list[Record]:
+        """Writes what came in one call from the membership.
+
+        Args:
+            mail: what came.
+            living: ids of the nodes that are alive, to tell a lost machine from a crash.
+
+        Returns:
+            The events of worker processes that crashed on a machine that lives on.
+        """
+        crashes, metrics = [], []
+        self._seconds = mail.seconds
+        for clock, record in mail.records:
+            if clock is None:
+                if record["kind"] == "worker_lost" and record["node"] not in living:
+                    record = {**record, "kind": "node_lost"}
+                elif record["kind"] == "worker_lost" and record["cause"] == "died":
+                    crashes.append(record)
+                self._write_event(record)
+                self._receipts.event(record, mail.seconds)
+            elif clock > self.recorded:
+                self.recorded = clock
+                metrics.append(record)
+                self._update(Update(record["kind"], "", {**record, "total_steps": self._total_steps}))
+                receipt = self._receipts.step(record, mail.seconds) if record["kind"] == "step" else None
+                if receipt is not None:
+                    self.event("disruption", receipt=receipt)
+        if metrics:
+            self._directory.append_metrics(metrics)
+            if self._tensorboard is not None:
+                self._tensorboard.add(metrics)
+        return crashes
+
+    def event(self, kind: str, **details: Any) -> None:
+        """Writes an event of the driver's own."""
+        self._write_event({"kind": kind, "time": time.time(), **details})
+
+    def phase(self, text: str) -> None:
+        """Says what the run is doing now."""
+        self._update(Update("phase", text))
+
+    def note(self, text: str) -> None:
+        """Says something worth knowing once."""
+        self._update(Update("note", text))
+
+    def finish(self, summaries: list[Record], error: RaytrainError | None) -> Record:
+        """Writes result.json and closes all files; returns its content.
+
+        Raises:
+            TrainingError: the workers ended with different weights, which must not happen.
+        """
+        hashes = {summary["weights_sha256"] for summary in summaries}
+        record = self._result(summaries[0] if len(hashes) == 1 else {"status": "failed"}, error)
+        self.event("finish", status=record["status"])
+        self._directory.write_result(record)
+        if self._tensorboard is not None:
+            self._tensorboard.close()
+        if len(hashes) > 1:
+            raise TrainingError(f"the workers ended with different weights ({', '.join(sorted(hashes))}); please report this")
+        return record
+
+    def _write_event(self, record: Record) -> None:
+        self._events.append(record)
+        self._directory.append_events([record])
+        self._update(Update("event", _sentence(record), record))
+
+    def _result(self, ends: Record, error: RaytrainError | None) -> Record:
+        wall_s = time.time() - self._started_s
+        kinds = {json.dumps(e["computes_on"], sort_keys=True): e["computes_on"] for e in self._events if e["kind"] == "join"}
+        spent_s = sum(self._seconds.values())
+        receipts = self._receipts.given
+        return {
+            "status": ends["status"],
+            "error": str(error) if error is not None else None,
+            "framework": self._job.framework,
+            "strategy": self._job.strategy.name,
+            **{key: value for key, value in ends.items() if key not in ("status", "worker")},
+            "workers": [[e["time"], e["workers"]] for e in self._events if e["kind"] == "generation"],
+            "computes_on": list(kinds.values()),
+            "disruptions": receipts,
+            "steps_redone": sum(receipt["steps_redone"] for receipt in receipts),
+            "pause_s": [receipt["paused_s"] for receipt in receipts],
+            "worker_seconds": self._seconds,
+            "goodput": self._seconds.get("useful", 0.0) / spent_s if spent_s else None,
+            "wall_s": wall_s,
+            "samples_per_s": max(0, ends.get("samples", 0) - self._samples_before) / wall_s,
+            "checkpoint": self._directory.best_checkpoint(),
+        }
+
+
+def _sentence(event: Record) -> str:
+    """A sentence for the events that people want to hear of."""
+    kind = event["kind"]
+    if kind in ("worker_lost", "node_lost"):
+        return f"lost worker {event['worker']} ({'its node is gone' if kind == 'node_lost' else event['cause']})"
+    if kind == "resume":
+        return f"going on from step {event['step']} ({event['source']})"
+    if kind == "disruption":
+        receipt = event["receipt"]
+        return f"{receipt['workers_before']} to {receipt['workers_after']} workers, paused {receipt['paused_s']:.2f} s"
+    if kind == "checkpoint_damaged":
+        return str(event["message"])
+    return f"a checkpoint could not be written: {event['error']}" if kind == "checkpoint_failed" else ""

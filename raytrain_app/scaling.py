@@ -1,0 +1,148 @@
+"""How many workers where: decisions as plain values, made by pure functions of what is known; `supervisor` acts on them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class PoolView:
+    """A pool as the decisions see it.
+
+    Attributes:
+        number: of the pool.
+        node_id: where it is.
+        size: workers it was started with; it holds their resources until it ends.
+        parked: of them, those that were asked to step aside.
+        retiring: it has been asked to end.
+    """
+
+    number: int
+    node_id: str
+    size: int
+    parked: int = 0
+    retiring: bool = False
+
+
+@dataclass(frozen=True)
+class Start:
+    """Start a pool of `size` workers on a node."""
+
+    node_id: str
+    size: int
+
+
+@dataclass(frozen=True)
+class Park:
+    """Let `count` workers of a pool step aside; they keep their places and can come back at once."""
+
+    pool: int
+    count: int
+
+
+@dataclass(frozen=True)
+class Unpark:
+    """Let `count` parked workers of a pool come back."""
+
+    pool: int
+    count: int
+
+
+@dataclass(frozen=True)
+class Retire:
+    """Let all workers of a pool leave at a step boundary and end it, which frees its resources."""
+
+    pool: int
+
+
+@dataclass(frozen=True)
+class Abort:
+    """End a pool at once: its node is gone."""
+
+    pool: int
+
+
+Decision = Start | Park | Unpark | Retire | Abort
+
+
+def decide(wanted: int, pools: Sequence[PoolView], rooms: Mapping[str, int], alive: frozenset[str], draining: frozenset[str]) -> list[Decision]:
+    """What to change so that `wanted` workers train.
+
+    Args:
+        wanted: workers that should train, at least 1.
+        pools: the running pools.
+        rooms: workers that each usable node could hold beside its pools; nodes that are draining or too new are left out.
+        alive: ids of living nodes.
+        draining: ids of nodes that are going away.
+
+    Returns:
+        Decisions that do not depend on each other's order.
+    """
+    decisions: list[Decision] = [Abort(pool.number) for pool in pools if pool.node_id not in alive]
+    decisions += [
+        Retire(pool.number) for pool in pools if pool.node_id in alive and pool.node_id in draining and not pool.retiring
+    ]
+    staying = [pool for pool in pools if pool.node_id in alive - draining and not pool.retiring]
+    training = sum(pool.size - pool.parked for pool in staying)
+    if training < wanted:
+        return decisions + _grow(wanted - training, staying, rooms)
+    return decisions + _shrink(training - wanted, staying)
+
+
+def _grow(missing: int, pools: Sequence[PoolView], rooms: Mapping[str, int]) -> list[Decision]:
+    decisions: list[Decision] = []
+    for pool in pools:
+        count = min(missing, pool.parked)
+        if count:
+            decisions.append(Unpark(pool.number, count))
+            missing -= count
+    for node_id, room in sorted(rooms.items(), key=lambda item: (-item[1], item[0])):
+        count = min(missing, room)
+        if count > 0:
+            decisions.append(Start(node_id, count))
+            missing -= count
+    return decisions
+
+
+def _shrink(surplus: int, pools: Sequence[PoolView]) -> list[Decision]:
+    """Newest pools first, whole ones if they fit, since only a pool's end frees its node."""
+    decisions: list[Decision] = []
+    for pool in sorted(pools, key=lambda pool: -pool.number):
+        training = pool.size - pool.parked
+        if training <= surplus:
+            decisions.append(Retire(pool.number))
+            surplus -= training
+        elif surplus:
+            decisions.append(Park(pool.number, surplus))
+            surplus = 0
+    return decisions
+
+
+class Settling:
+    """Hysteresis: a node is used once it has stayed for a while, and the while grows when nodes come and go.
+
+    Args:
+        base_s: how long a node must have stayed in calm times.
+        limit_s: the longest such time.
+    """
+
+    def __init__(self, base_s: float = 1.0, limit_s: float = 30.0) -> None:
+        self._base_s, self._limit_s = base_s, limit_s
+        self._first_seen_s: dict[str, float] = {}
+        self._settle_s = base_s
+        self._calm_since_s = 0.0
+
+    def settled(self, alive: frozenset[str], now_s: float) -> frozenset[str]:
+        """Nodes that may be used. A node that dies young doubles the time for the next; a calm minute halves it."""
+        for node_id in [node_id for node_id in self._first_seen_s if node_id not in alive]:
+            if now_s - self._first_seen_s.pop(node_id) < 2 * self._limit_s:
+                self._settle_s = min(2 * self._settle_s, self._limit_s)
+            self._calm_since_s = now_s
+        if now_s - self._calm_since_s > 2 * self._limit_s:
+            self._settle_s, self._calm_since_s = max(self._settle_s / 2, self._base_s), now_s
+        first_look = not self._first_seen_s
+        for node_id in alive:
+            # Nodes that were there before the run need not prove themselves.
+            self._first_seen_s.setdefault(node_id, now_s - self._limit_s if first_look else now_s)
+        return frozenset(node_id for node_id in alive if now_s - self._first_seen_s[node_id] >= self._settle_s)

@@ -1,0 +1,150 @@
+"""The exact reduction: the same bits for any number of workers, and never worse than a float32 sum."""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import multiprocessing
+import os
+import signal
+import socket
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+import torch.distributed as dist
+
+from raytrain_app.elastic.group import PeerLost
+from raytrain_app.elastic.reduce import GATHER_WHOLE_BYTES, Layout, Reducer, Shard
+
+MAX_WORLD = 4
+SHARDS = (4, 5, 8)
+LAYOUTS = (
+    Layout(0, 0, 0),
+    Layout(7, 3, 2),
+    Layout(1001, 0, 1, torch.float64),
+    Layout(GATHER_WHOLE_BYTES // 4 + 33, 5, 0),
+)
+
+
+def make_shard(layout: Layout, number: int) -> Shard:
+    """Values of very different magnitudes, so that any change of order would change bits."""
+    rng = np.random.default_rng(number)
+    values = rng.normal(size=layout.size) * 10.0 ** rng.integers(-30, 30, layout.size)
+    counters = torch.from_numpy(rng.integers(0, 9, layout.num_counters))
+    return Shard(torch.from_numpy(values).to(layout.dtype), counters, torch.tensor([0.1 * number, number], dtype=torch.float64))
+
+
+def digests(rank: int, world_size: int) -> list[str]:
+    """One hash for each number of shards and layout; the second of two reductions, since buffers are used again."""
+    found = []
+    for num_shards in SHARDS:
+        for layout in LAYOUTS:
+            reducer = Reducer(rank, world_size, num_shards, layout, 3, torch.device("cpu"))
+            for _ in range(2):
+                total = reducer.reduce(lambda v, layout=layout: make_shard(layout, v), 64, num_shards, [rank, 0, 1])
+            assert total.flags == [world_size - 1, 0, 1]
+            content = total.mean.numpy().tobytes() + total.counters.numpy().tobytes() + repr((total.loss, total.correct)).encode()
+            found.append(hashlib.sha256(content).hexdigest())
+    return found
+
+
+def worker(rank: int, ports: list[int], folder: str) -> None:
+    torch.set_num_threads(1)
+    for world_size in range(2, MAX_WORLD + 1):
+        if rank < world_size:
+            dist.init_process_group("gloo", init_method=f"tcp://127.0.0.1:{ports[world_size]}", rank=rank, world_size=world_size)
+            Path(folder, f"{world_size}-{rank}").write_text("\n".join(digests(rank, world_size)))
+            dist.destroy_process_group()
+
+
+def free_ports(number: int) -> list[int]:
+    sockets = [socket.create_server(("127.0.0.1", 0)) for _ in range(number)]
+    ports = [s.getsockname()[1] for s in sockets]
+    for s in sockets:
+        s.close()
+    return ports
+
+
+def run_workers(target: object, number: int, *arguments: object) -> list[int | None]:
+    context = multiprocessing.get_context("spawn")
+    processes = [context.Process(target=target, args=(rank, *arguments)) for rank in range(number)]  # type: ignore[arg-type]
+    for process in processes:
+        process.start()
+    for process in processes:
+        process.join(120)
+    return [process.exitcode for process in processes]
+
+
+def test_same_bits_for_any_number_of_workers(tmp_path: Path) -> None:
+    assert run_workers(worker, MAX_WORLD, free_ports(MAX_WORLD + 1), str(tmp_path)) == [0] * MAX_WORLD
+    alone = digests(0, 1)
+    assert len(set(alone)) == len(SHARDS) * len(LAYOUTS)
+    for world_size in range(2, MAX_WORLD + 1):
+        for rank in range(world_size):
+            assert Path(tmp_path, f"{world_size}-{rank}").read_text().split("\n") == alone, (world_size, rank)
+
+
+def dying_worker(rank: int, port: int, folder: str) -> None:
+    dist.init_process_group("gloo", init_method=f"tcp://127.0.0.1:{port}", rank=rank, world_size=2)
+    layout = Layout(100, 0, 0)
+    reducer = Reducer(rank, 2, 2, layout, 1, torch.device("cpu"))
+
+    def shard(number: int) -> Shard:
+        if rank == 1:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return make_shard(layout, number)
+
+    try:
+        reducer.reduce(shard, 2, 2, [0])
+    except PeerLost:
+        Path(folder, "lost").write_text("")
+
+
+def test_a_dead_peer_is_told_apart_from_an_error_in_a_shard(tmp_path: Path) -> None:
+    assert run_workers(dying_worker, 2, free_ports(1)[0], str(tmp_path)) == [0, -9]
+    assert (tmp_path / "lost").exists()
+    reducer = Reducer(0, 1, 2, Layout(100, 0, 0), 1, torch.device("cpu"))
+    with pytest.raises(RuntimeError, match="shapes"):
+        reducer.reduce(lambda _: (_ for _ in ()).throw(RuntimeError("mat1 and mat2 shapes")), 2, 2, [0])  # type: ignore[arg-type]
+
+
+ADVERSARIAL = {
+    "mixed magnitudes": lambda rng, n: rng.normal(size=n) * 10.0 ** rng.integers(-37, 38, n),
+    "subnormal": lambda rng, n: rng.normal(size=n) * 1e-41,
+    "huge": lambda rng, n: rng.uniform(-1, 1, n) * 3.4e38,
+    "zero": lambda rng, n: np.zeros(n),
+    "ordinary": lambda rng, n: rng.normal(size=n),
+    "one large among tiny": lambda rng, n: np.where(rng.random(n) < 0.01, 1e20, 1e-20) * rng.normal(size=n),
+}
+
+
+@pytest.mark.parametrize("kind", ADVERSARIAL)
+@pytest.mark.parametrize("num_shards", [2, 4, 7, 64])
+def test_error_is_at_most_that_of_a_correctly_rounded_sum(kind: str, num_shards: int) -> None:
+    rng = np.random.default_rng(num_shards)
+    size = 500
+    shards = [np.clip(ADVERSARIAL[kind](rng, size), -3.4e38, 3.4e38).astype(np.float32) for _ in range(num_shards)]
+    reducer = Reducer(0, 1, num_shards, Layout(size), 0, torch.device("cpu"))
+    scores = torch.zeros(2, dtype=torch.float64)
+    none = torch.zeros(0, dtype=torch.int64)
+    mean = reducer.reduce(lambda v: Shard(torch.from_numpy(shards[v]), none, scores), num_shards, num_shards, []).mean.numpy()
+
+    exact = np.array([math.fsum(float(s[i]) for s in shards) / num_shards for i in range(size)])
+    naive = np.add.reduce(np.stack(shards), axis=0, dtype=np.float32) / np.float32(num_shards)
+    magnitude = np.abs(np.stack(shards).astype(np.float64)).sum(0) / num_shards
+    half_ulp = np.spacing(np.abs(exact).astype(np.float32)).astype(np.float64) / 2
+    error = np.abs(mean.astype(np.float64) - exact)
+    assert (error <= half_ulp + magnitude * 2.0**-50).all()
+    with np.errstate(invalid="ignore"):
+        naive_error = np.nan_to_num(np.abs(naive.astype(np.float64) - exact), nan=np.inf)
+    assert error.max() <= naive_error.max()
+
+
+@pytest.mark.parametrize("bad", [math.inf, -math.inf, math.nan])
+def test_infinities_and_nan_come_through(bad: float) -> None:
+    reducer = Reducer(0, 1, 2, Layout(3), 0, torch.device("cpu"))
+    none, scores = torch.zeros(0, dtype=torch.int64), torch.zeros(2, dtype=torch.float64)
+    total = reducer.reduce(lambda v: Shard(torch.tensor([1.0, bad if v else 1.0, 1.0]), none, scores), 2, 2, [])
+    assert torch.isfinite(total.mean).tolist() == [True, False, True]

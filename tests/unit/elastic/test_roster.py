@@ -1,0 +1,96 @@
+"""When a generation forms, with whom, and who leads it: rules over plain data."""
+
+from __future__ import annotations
+
+from raytrain_app.elastic.roster import Generation, Roster, Standing, WorkerInfo
+
+
+def info(name: str) -> WorkerInfo:
+    return WorkerInfo(name, 0, "node", 1, f"host-{name}", 1000, handle=None)
+
+
+def waiting(initial: int, **clocks: int) -> Roster:
+    roster = Roster(initial)
+    for name, clock in clocks.items():
+        roster.wait(info(name), clock, 0.0)
+    return roster
+
+
+def formed(initial: int = 2, **clocks: int) -> tuple[Roster, dict[str, Generation]]:
+    roster = waiting(initial, **clocks)
+    return roster, roster.form(recorded=-1)
+
+
+def test_first_generation_waits_for_all_expected_workers() -> None:
+    roster = waiting(3, a=-1, b=-1)
+    assert not roster.can_form()
+    roster.wait(info("c"), -1, 0.0)
+    assert roster.can_form()
+
+
+def test_fresh_workers_take_their_state_from_the_first() -> None:
+    _, places = formed(a=-1, b=-1)
+    assert [places[name].rank for name in "ab"] == [0, 1]
+    assert places["b"].leader_clock == -1
+    assert places["b"].behind == (1,)
+    assert places["b"].host == "host-a"
+
+
+def test_the_furthest_leads_and_the_others_are_behind() -> None:
+    _, places = formed(a=4, b=5, c=-1)
+    assert places["a"].members == ("b", "a", "c")
+    assert places["a"].leader_clock == 5
+    assert places["a"].behind == (1, 2)
+
+
+def test_equal_replicas_take_nothing_over() -> None:
+    _, places = formed(a=5, b=5)
+    assert places["a"].behind == ()
+
+
+def test_no_generation_while_a_member_is_missing() -> None:
+    roster, _ = formed(a=-1, b=-1)
+    roster.wait(info("a"), 3, 0.0)
+    assert not roster.can_form()
+    assert [worker.info.worker_id for worker in roster.missing()] == ["b"]
+    roster.remove("b")
+    assert roster.can_form()
+    assert roster.form(-1)["a"].members == ("a",)
+
+
+def test_a_newcomer_is_noticed_and_taken_in_with_the_members() -> None:
+    roster, _ = formed(a=-1, b=-1)
+    assert not roster.newcomers()
+    roster.wait(info("c"), -1, 0.0)
+    assert roster.newcomers()
+    assert not roster.can_form()
+    roster.wait(info("a"), 7, 0.0)
+    assert roster.newcomers()
+    roster.wait(info("b"), 7, 0.0)
+    places = roster.form(-1)
+    assert places["c"].rank == 2
+    assert places["c"].behind == (2,)
+    assert places["c"].number == 2
+
+
+def test_a_lone_survivor_of_everything_forms_the_next_generation() -> None:
+    roster, _ = formed(initial=3, a=-1, b=-1, c=-1)
+    for name in "abc":
+        roster.remove(name)
+    roster.wait(info("d"), -1, 0.0)
+    assert roster.can_form()
+    assert roster.form(-1)["d"].leader_clock == -1
+
+
+def test_a_new_roster_adopts_a_running_generation() -> None:
+    roster = Roster(3)
+    roster.adopt(info("a"), generation=4, clock=10, now_s=0.0)
+    roster.adopt(info("b"), generation=4, clock=10, now_s=0.0)
+    roster.adopt(info("old"), generation=3, clock=9, now_s=0.0)
+    assert roster.generation == 4
+    assert roster.members == ("a", "b")
+    assert [w.info.worker_id for w in roster.standing(Standing.ACTIVE)] == ["a", "b"]
+    roster.wait(info("a"), 11, 0.0)
+    assert not roster.can_form()
+    roster.wait(info("b"), 11, 0.0)
+    assert roster.form(-1)["a"].number == 5
