@@ -21,7 +21,7 @@ from raytrain_app.errors import DataError
 from raytrain_app.task import Rows, Task
 
 if TYPE_CHECKING:
-    from raytrain_app.job import Job
+    from raytrain_app.job import Data, Job
 
 # Few, large blocks: a batch then comes out of one block, in one copy.
 _BLOCK_BYTES = 64 << 20
@@ -36,13 +36,13 @@ def load(job: Job, task: Task) -> Dataset:
     Raises:
         DataError: a file, a row or a column is not what the task expects; the text names it and what to do.
     """
-    want = wanted(job, task)
+    want = wanted(job.data, task)
     source = job.data.source or task.default_source
     generated = task.generate(source)
     if generated is not None:
         plan, blocks = Plan(), _put(generated, want, source)
     else:
-        plan = _plan(job, task, want)
+        plan = plan_data(job.data, task, want)
         if plan.problems:
             raise DataError("\n".join(plan.problems))
         blocks = read_parts(plan.parts, want, task.prepare if want.raw else None)
@@ -56,39 +56,38 @@ def check(job: Job, task: Task) -> list[str]:
     if task.generate(job.data.source or task.default_source) is not None:
         return []
     try:
-        return _plan(job, task, wanted(job, task), download=False).problems
+        return plan_data(job.data, task, wanted(job.data, task), download=False).problems
     except DataError as error:
         return [str(error)]
 
 
-def wanted(job: Job, task: Task) -> Want:
-    """What the job's rows must look like.
+def wanted(data: Data, task: Task) -> Want:
+    """What the rows must look like.
 
     Raises:
         DataError: the task's columns and the job's options do not go together.
     """
-    columns = dataclasses.replace(task.columns, num_classes=job.data.classes or task.columns.num_classes)
+    columns = dataclasses.replace(task.columns, num_classes=data.classes or task.columns.num_classes)
     if np.dtype(columns.dtype).kind not in "uif":
         raise DataError(f"the task's columns have the dtype {columns.dtype}; expected whole numbers or floats, such as uint8")
-    if job.data.transpose and (len(columns.shape) < 2 or columns.shape[0] != columns.shape[1]):
+    if data.transpose and (len(columns.shape) < 2 or columns.shape[0] != columns.shape[1]):
         raise DataError(f"data.transpose: found rows of shape {columns.shape}; expected square images")
     want = Want(
         columns,
-        transpose=job.data.transpose,
-        label_offset=job.data.label_offset,
-        one_hot=job.data.one_hot,
+        transpose=data.transpose,
+        label_offset=data.label_offset,
+        one_hot=data.one_hot,
         raw=type(task).prepare is not Task.prepare,
-        allow_modified=job.data.allow_modified,
+        allow_modified=data.allow_modified,
     )
-    windowed = job.data.order == "windowed"
-    block_bytes = (job.data.window_mib << 20) // WINDOW_BLOCKS if windowed else _BLOCK_BYTES
+    block_bytes = (data.window_mib << 20) // WINDOW_BLOCKS if data.order == "windowed" else _BLOCK_BYTES
     block_rows = max(1, block_bytes // want.row_bytes)
     return dataclasses.replace(want, block_rows=block_rows, part_rows=block_rows * max(1, _BLOCK_BYTES // block_bytes))
 
 
-def _plan(job: Job, task: Task, want: Want, download: bool = True) -> Plan:
-    data, source = job.data, job.data.source or task.default_source
-    plan = plan_source(source, data.format, want, offline=data.offline, download=download)
+def plan_data(data: Data, task: Task, want: Want, download: bool = True) -> Plan:
+    """What is to be read for a job's `data` section, after checking all that names and headers tell."""
+    plan = plan_source(data.source or task.default_source, data.format, want, offline=data.offline, download=download)
     if data.test_source is not None:
         test = plan_source(data.test_source, "auto", want, offline=data.offline, download=download, as_test=True)
         plan.parts = [part for part in plan.parts if part.split != "test"] + test.parts

@@ -12,7 +12,7 @@ from raytrain_app.data.fetch import cache_folder, fetch_set, fetch_url, is_compl
 from raytrain_app.data.files import File, find_files
 from raytrain_app.data.formats import FORMATS, images
 from raytrain_app.data.known import KNOWN, existing_folders
-from raytrain_app.data.parts import Plan, Want
+from raytrain_app.data.parts import SPLITS, Plan, Want
 from raytrain_app.errors import DataError
 
 SAMPLE = "mnist-sample"
@@ -41,6 +41,7 @@ def plan_source(
     except DataError as error:
         plan.problems.append(str(error))
         return plan
+    plan.parts.sort(key=lambda part: SPLITS.index(part.split))
     if as_test:
         tests = [part for part in plan.parts if part.split == "test"]
         plan.parts = tests or [dataclasses.replace(part, split="test") for part in plan.parts]
@@ -117,8 +118,8 @@ def _plan_files(files: list[File], source: str, format_name: str, want: Want) ->
 
 
 def _unreadable(files: list[File], source: str) -> str:
-    subject = "it" if len(files) == 1 else f"none of its {len(files)} files"
+    subject = "it is not" if len(files) == 1 else f"none of its {len(files)} files is"
     return (
-        f"data.source: {source}: {subject} is{' not' if len(files) == 1 else ''} of a format that can be read ({', '.join(FORMATS)}); "
-        f"the first bytes of {os.path.basename(files[0].name)} are {files[0].head(8).hex(' ')}"
+        f"data.source: {source}: {subject} of a format that can be read ({', '.join(FORMATS)}); found the first bytes "
+        f"{files[0].head(8).hex(' ')} in {os.path.basename(files[0].name)}"
     )

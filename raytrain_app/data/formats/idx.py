@@ -117,9 +117,10 @@ class _Stream:
         data = read_all(self._stream, count * self.header.row_bytes)
         if len(data) < count * self.header.row_bytes:
             payload = first * self.header.row_bytes + len(data)
+            found = f"{self.header.size + payload:,} bytes, {payload // self.header.row_bytes:,} whole rows"
             raise DataError(
-                f"{self.file.name} is cut off: found {self.header.size + payload:,} bytes, {payload // self.header.row_bytes:,} "
-                f"whole rows; its header says {self.header.shape[0]:,} rows, so expected {self.header.file_bytes:,} bytes; get it again"
+                f"{self.file.name} is cut off: found {found}; its header says {self.header.shape[0]:,} rows, so expected "
+                f"{self.header.file_bytes:,} bytes; get it again"
             )
         self.digest.update(data)
         return np.frombuffer(data, self.header.dtype).reshape(count, *self.header.shape[1:])

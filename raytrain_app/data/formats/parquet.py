@@ -45,7 +45,6 @@ def plan(files: Sequence[File], want: Want) -> Plan:
             for split, value in splits
             for low, high, start in groups
         ]
-    plan.parts.sort(key=lambda part: SPLITS.index(part.split))
     return plan
 
 
