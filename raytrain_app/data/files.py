@@ -45,12 +45,8 @@ class File:
 
     @contextlib.contextmanager
     def unpacked(self) -> Iterator[BinaryIO]:
-        """The file for binary reading, through gunzip if it is gzipped.
-
-        Raises:
-            DataError: reading inside the `with` block found the file damaged.
-        """
-        with damage(self), self.open() as stream:
+        """The file for binary reading, through gunzip if it is gzipped; see `damage` for what reading may raise."""
+        with self.open() as stream:
             gzipped = stream.read(2) == GZIP
             stream.seek(0)
             yield cast(BinaryIO, gzip.GzipFile(fileobj=stream)) if gzipped else stream
@@ -58,7 +54,7 @@ class File:
     def head(self, size: int, unpack: bool = False) -> bytes:
         """The first bytes, at most `size`; fewer if the file is shorter, or cannot be unpacked further."""
         try:
-            with self.unpacked() if unpack else self.open() as stream:
+            with damage(self), self.unpacked() if unpack else self.open() as stream:
                 return bytes(stream.read(size))
         except DataError:
             return b""

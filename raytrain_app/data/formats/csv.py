@@ -79,13 +79,18 @@ def read(part: Part, want: Want) -> Iterator[Batch]:
     if isinstance(found, str):
         raise DataError(f"{file.name} {found}")
     done = 0
-    try:
-        for batch in _tables(file, sniffed, want, _column_types(sniffed, found, want)):
-            yield _as_numbers(file, sniffed, found, batch)
-            done += len(batch.table)
-    except pa.ArrowInvalid:
-        # Some field is no number. Reading the rest as text finds out which ones, row by row.
-        yield from _read_text(file, sniffed, found, want, done)
+    reported: set[str] = set()
+    with damage(file):
+        try:
+            for piece in _tables(file, sniffed, want, _column_types(sniffed, found, want)):
+                reported.update(piece.lost)
+                yield _as_numbers(file, sniffed, found, piece)
+                done += len(piece.table)
+        except pa.ArrowInvalid:
+            # Some field is no number. Reading the rest as text finds out which ones, row by row.
+            for batch in _read_text(file, sniffed, found, want, done):
+                batch.lost = [text for text in batch.lost if text not in reported]
+                yield batch
 
 
 @dataclass
@@ -178,17 +183,15 @@ def _batch(file: File, found: Layout, piece: _Lines, values: Sequence[np.ndarray
 
 
 def _read_text(file: File, sniffed: _Sniffed, found: Layout, want: Want, done: int) -> Iterator[Batch]:
+    """The rows after the first `done` ones, read as text, and all lines of another width."""
     types = {str(place): pa.binary() for place in range(sniffed.width)}
-    with damage(file):
-        for piece in _tables(file, sniffed, want, types):
-            fresh = max(0, min(done, len(piece.table)))
-            done -= len(piece.table)
-            if fresh == len(piece.table) and not (piece.lost and fresh == 0):
-                continue
-            rest = _Lines(piece.table.slice(fresh), piece.lines[fresh:], piece.lost)
-            bad: dict[int, str] = {}
-            values = [_numbers(column, sniffed.names[place], bad) for place, column in enumerate(rest.table.columns)]
-            yield _batch(file, found, rest, values, bad)
+    for piece in _tables(file, sniffed, want, types):
+        passed = min(done, len(piece.table))
+        done -= passed
+        rest = _Lines(piece.table.slice(passed), piece.lines[passed:], piece.lost)
+        bad: dict[int, str] = {}
+        values = [_numbers(column, sniffed.names[place], bad) for place, column in enumerate(rest.table.columns)]
+        yield _batch(file, found, rest, values, bad)
 
 
 def _numbers(column: pa.ChunkedArray, name: str, bad: dict[int, str]) -> np.ndarray:
@@ -210,7 +213,7 @@ def _numbers(column: pa.ChunkedArray, name: str, bad: dict[int, str]) -> np.ndar
 
 def _read_own(file: File, sniffed: _Sniffed) -> Iterator[Batch]:
     """All columns under their own names, for a task that prepares them."""
-    with file.unpacked() as stream:
+    with damage(file), file.unpacked() as stream:
         table = pa_csv.read_csv(stream, parse_options=pa_csv.ParseOptions(delimiter=sniffed.delimiter))
     columns = {name: table[name].to_numpy() for name in table.column_names}
     yield Batch(columns, Place(file.name, range(2, 2 + len(table)), "line"))
@@ -220,7 +223,7 @@ def _sniff(file: File) -> _Sniffed:
     """Tells delimiter, header and number of columns by the first line."""
     if nonsense := file.nonsense():
         raise DataError(nonsense)
-    with file.unpacked() as stream:
+    with damage(file), file.unpacked() as stream:
         head = stream.read(_SNIFF_BYTES)
     line = next((line for line in head.splitlines() if line.strip()), b"").removeprefix(b"\xef\xbb\xbf")
     try:

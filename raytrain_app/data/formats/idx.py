@@ -15,7 +15,7 @@ from typing import BinaryIO
 import numpy as np
 
 from raytrain_app.data import known
-from raytrain_app.data.files import GZIP, File, read_all
+from raytrain_app.data.files import GZIP, File, damage, read_all
 from raytrain_app.data.parts import Batch, Part, Place, Plan, Want, split_of
 from raytrain_app.errors import DataError
 
@@ -23,7 +23,7 @@ _DTYPES = {0x08: ">u1", 0x09: ">i1", 0x0B: ">i2", 0x0C: ">i4", 0x0D: ">f4", 0x0E
 # One byte of deflated data holds at most 1032 bytes (zlib's technical details).
 _MOST_DEFLATED = 1032
 _NAMED = re.compile(r"idx\d|ubyte", re.IGNORECASE)
-_ROLE_WORDS = re.compile(r"images?|labels?|idx\d|ubyte|gz|idx", re.IGNORECASE)
+_ROLE_WORDS = re.compile(r"images?|labels?|idx\d*([-._]?(u?byte|short|int|float|double))?|ubyte|gz", re.IGNORECASE)
 
 
 @dataclass(frozen=True)
@@ -106,15 +106,17 @@ class _Stream:
     def __init__(self, file: File, stream: BinaryIO) -> None:
         self.file, self._stream = file, stream
         self.digest = hashlib.sha256()
-        self.header = _read_header(file, read_all(stream, 4 + 4 * 8))
-        self._stream.seek(0)
-        self.digest.update(read_all(stream, self.header.size))
+        with damage(file):
+            self.header = _read_header(file, read_all(stream, 4 + 4 * 8))
+            self._stream.seek(0)
+            self.digest.update(read_all(stream, self.header.size))
 
     def skip(self, rows: int) -> None:
         self._stream.seek(self.header.size + rows * self.header.row_bytes)
 
     def rows(self, first: int, count: int) -> np.ndarray:
-        data = read_all(self._stream, count * self.header.row_bytes)
+        with damage(self.file):
+            data = read_all(self._stream, count * self.header.row_bytes)
         if len(data) < count * self.header.row_bytes:
             payload = first * self.header.row_bytes + len(data)
             found = f"{self.header.size + payload:,} bytes, {payload // self.header.row_bytes:,} whole rows"
@@ -126,7 +128,9 @@ class _Stream:
         return np.frombuffer(data, self.header.dtype).reshape(count, *self.header.shape[1:])
 
     def check_end(self) -> None:
-        if self._stream.read(1):
+        with damage(self.file):
+            more = self._stream.read(1)
+        if more:
             raise DataError(
                 f"{self.file.name} is too long: there are bytes after the {self.header.shape[0]:,} rows that its header says; "
                 f"expected {self.header.file_bytes:,} bytes in all; get it again"
@@ -137,7 +141,7 @@ def _check_header(file: File) -> _Header:
     if nonsense := file.nonsense():
         hint = known.expected(file.name)
         raise DataError(nonsense + (f"; expected {hint}" if hint else ""))
-    with file.unpacked() as stream:
+    with damage(file), file.unpacked() as stream:
         header = _read_header(file, read_all(stream, 4 + 4 * 8))
     if file.head(2) != GZIP and file.size != header.file_bytes:
         problem = "cut off" if file.size < header.file_bytes else "too long"
