@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import ray
 from ray._private.state import state as gcs_state
+from ray._raylet import GcsClient  # type: ignore[attr-defined]  # compiled
+from ray.core.generated.autoscaler_pb2 import DrainNodeReason  # type: ignore[attr-defined]  # generated
+
+from raytrain_app.errors import ClusterError
 
 
 @dataclass(frozen=True)
@@ -50,3 +55,23 @@ def ask_autoscaler(workers: int, per_worker: Mapping[str, float]) -> None:
     bundle = {name: amount for name, amount in per_worker.items() if amount > 0}
     bundles: Sequence[dict[str, float]] = [bundle] * workers if bundle else []
     request_resources(bundles=list(bundles))
+
+
+def drain_node(node_id: str, reason: str, remaining_s: float) -> None:
+    """Tells Ray that a node goes away: nothing new starts there, and it ends once nothing runs on it any more.
+
+    Args:
+        node_id: Ray's id, hex.
+        reason: a few words, shown by `ray list nodes`.
+        remaining_s: time until the node is gone.
+
+    Raises:
+        ClusterError: Ray refused.
+    """
+    client = GcsClient(address=ray.get_runtime_context().gcs_address)
+    deadline_ms = int((time.time() + remaining_s) * 1000)
+    # Ray may refuse to drain a busy node for idleness, but never one that is going to be taken away.
+    preemption = DrainNodeReason.Value("DRAIN_NODE_REASON_PREEMPTION")
+    accepted, message = client.drain_node(node_id, preemption, reason, deadline_ms)
+    if not accepted:
+        raise ClusterError(f"Ray refused to drain node {node_id}: {message}")
