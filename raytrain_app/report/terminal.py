@@ -180,9 +180,6 @@ class _LiveBar:
             # A bar of its own for the steps: the time left must not be reckoned from the seconds spent starting.
             self.progress.remove_task(self.task)
             self.task = None
-        done, total = record["step"], record["total_steps"]
-        if self.task is None:
-            self.task = self.progress.add_task("", completed=done, total=total, numbers="")
         rate = self.rate.add(record["time"], record["samples"])
         numbers = [f"loss {record['loss']:.3f}"]
         if record.get("accuracy") is not None:
@@ -190,5 +187,8 @@ class _LiveBar:
         if rate is not None:
             numbers.append(f"{rate:,.0f} samples/s")
         numbers.append(_workers(record["workers"]))
-        epoch = f"epoch {record['epoch']}/{self.epochs}"
-        self.progress.update(self.task, description=epoch, completed=done, total=total, numbers=" ".join(numbers))
+        now: dict[str, Any] = {"description": f"epoch {record['epoch']}/{self.epochs}", "numbers": " ".join(numbers)}
+        if self.task is None:
+            self.task = self.progress.add_task(completed=record["step"], total=record["total_steps"], **now)
+        else:
+            self.progress.update(self.task, completed=record["step"], total=record["total_steps"], **now)
