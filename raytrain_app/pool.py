@@ -44,7 +44,9 @@ class AbortableTrainer(TorchTrainer):
 
     def _initialize_and_run_controller(self, **arguments: Any) -> Result:
         here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
-        actor = ray.remote(num_cpus=0, scheduling_strategy=here, runtime_env={"env_vars": get_env_vars_to_propagate()})(TrainController)
+        actor = ray.remote(num_cpus=0, scheduling_strategy=here, runtime_env={"env_vars": get_env_vars_to_propagate()})(
+            TrainController
+        )
         self.controller = actor.remote(**arguments)
         ray.get(self.controller.run.remote())
         return ray.get(self.controller.get_result.remote())

@@ -51,7 +51,7 @@ class Recorder:
         Returns:
             The events of worker processes that crashed on a machine that lives on.
         """
-        crashes, metrics = [], []
+        crashes, metrics, applied = [], [], []
         self._seconds = mail.seconds
         for clock, record in mail.records:
             if clock is None:
@@ -63,11 +63,15 @@ class Recorder:
                 self._receipts.event(record, mail.seconds)
             elif clock > self.recorded:
                 self.recorded = clock
+                ids = record.pop("ids", None)
+                if ids is not None:
+                    applied.append({"epoch": record["epoch"], "step": record["step"], "ids": ids})
                 metrics.append(record)
                 self._update(Update(record["kind"], "", {**record, "total_steps": self._total_steps}))
                 receipt = self._receipts.step(record, mail.seconds) if record["kind"] == "step" else None
                 if receipt is not None:
                     self.event("disruption", receipt=receipt)
+        self._directory.append_ledger(applied)  # before the metrics, which say what a resumed run need not write again
         if metrics:
             self._directory.append_metrics(metrics)
             if self._tensorboard is not None:

@@ -24,6 +24,7 @@ from raytrain_app.cluster.nodes import living_nodes
 from raytrain_app.data import Dataset, load
 from raytrain_app.elastic.budget import FailureBudget
 from raytrain_app.elastic.membership import Mail, Membership
+from raytrain_app.elastic.vault import Vault
 from raytrain_app.errors import ClusterError, Interrupted, JobError, RaytrainError, TrainingError
 from raytrain_app.job import Job
 from raytrain_app.recorder import Recorder
@@ -97,7 +98,8 @@ def _train(
     """Starts membership and workers, listens until the run is over, and writes result.json whatever the end is."""
     recorder.event("start", version=__version__, ray=ray.__version__, workers=size)
     membership = _start_membership(job, size, recorder.recorded)
-    spec = job.model_dump(mode="json"), [ray.put(dataset)], membership, directory.uri
+    vault = ray.remote(Vault).options(num_cpus=0, max_restarts=-1, max_task_retries=-1, scheduling_strategy=_here()).remote()
+    spec = job.model_dump(mode="json"), [ray.put(dataset)], membership, vault, directory.uri
     supervisor = Supervisor(job, membership, PoolBody(train_body(job), lambda pool: WorkerSpec(*spec, pool)))
     outcome: RaytrainError | None = None
     summaries: list[dict[str, Any]] = []
@@ -109,6 +111,7 @@ def _train(
     record = recorder.finish(summaries, outcome)
     supervisor.close(CLOSE_S)
     ray.kill(membership)
+    ray.kill(vault)
     if outcome is not None:
         raise outcome
     return record
@@ -118,7 +121,7 @@ def _listen(
     job: Job, membership: ActorHandle, supervisor: Supervisor, recorder: Recorder, interrupted: threading.Event
 ) -> list[dict[str, Any]]:
     """Takes mail and tends the pools until all workers are done; returns their summaries."""
-    budget, started_s, asked = FailureBudget(job.failure.max_restarts), time.monotonic(), False
+    budget, started_s = FailureBudget(job.failure.max_restarts), time.monotonic()
     most = job.scaling.workers.max
     while True:
         mail: Mail = ray.get(membership.mail.remote(recorder.recorded, MAIL_S))
@@ -135,10 +138,9 @@ def _listen(
         if not mail.generation and time.monotonic() - started_s > job.scaling.wait_s:
             _start_with_those_there(job, membership, mail)
         supervisor.tend(mail.workers, most)
-        if interrupted.is_set() and not asked:
+        if interrupted.is_set() and not mail.stopping:
             recorder.note("stopping: finishing the step and writing a checkpoint (Ctrl-C again ends at once)")
             ray.get(membership.request.remote(stop=True))
-            asked = True
 
 
 def _start_with_those_there(job: Job, membership: ActorHandle, mail: Mail) -> None:
@@ -152,12 +154,16 @@ def _start_with_those_there(job: Job, membership: ActorHandle, mail: Mail) -> No
 
 
 def _start_membership(job: Job, size: int, recorded: int) -> ActorHandle:
-    """Starts the membership actor on the driver's node: elsewhere it could die with a worker's node."""
-    here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
-    actor = ray.remote(Membership).options(num_cpus=0, max_concurrency=1000, max_restarts=-1, scheduling_strategy=here)
-    membership = actor.remote(size, recorded, job.failure.heartbeat_s)
-    membership.watch.remote()
-    return membership
+    """Starts the membership actor. When it dies it is started again, calls are retried, and it learns from the workers."""
+    actor = ray.remote(Membership).options(
+        num_cpus=0, max_concurrency=1000, max_restarts=-1, max_task_retries=-1, scheduling_strategy=_here()
+    )
+    return actor.remote(size, recorded, job.failure.heartbeat_s)
+
+
+def _here() -> NodeAffinitySchedulingStrategy:
+    """The driver's node: elsewhere an actor could die with a worker's node."""
+    return NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
 
 
 @contextmanager

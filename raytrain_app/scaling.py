@@ -66,7 +66,9 @@ class Abort:
 Decision = Start | Park | Unpark | Retire | Abort
 
 
-def decide(wanted: int, pools: Sequence[PoolView], rooms: Mapping[str, int], alive: frozenset[str], draining: frozenset[str]) -> list[Decision]:
+def decide(
+    wanted: int, pools: Sequence[PoolView], rooms: Mapping[str, int], alive: frozenset[str], draining: frozenset[str]
+) -> list[Decision]:
     """What to change so that `wanted` workers train.
 
     Args:

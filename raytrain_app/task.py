@@ -85,7 +85,9 @@ class Task:
 
     def torch_model(self, name: str, options: Any) -> torch.nn.Module:
         """Builds model `name`; `options` is an instance of `models[name]`. Random generators are seeded by the caller."""
-        raise JobError(f"task {type(self).__name__} has no PyTorch models; it must define torch_model to train with framework: torch")
+        raise JobError(
+            f"task {type(self).__name__} has no PyTorch models; it must define torch_model to train with framework: torch"
+        )
 
     def torch_inputs(self, x: torch.Tensor) -> torch.Tensor:
         """Turns stored rows (batch, *shape) on the device into what the model takes: uint8 becomes float32 in [0, 1]."""
@@ -131,5 +133,7 @@ def load_task(name: str) -> Task:
     task = getattr(module, attribute, None)
     if not isinstance(task, Task):
         found = "nothing" if task is None else f"a {type(task).__name__}"
-        raise JobError(f"task: {module_name} has {found} under the name {attribute!r}; expected an instance of raytrain_app.task.Task")
+        raise JobError(
+            f"task: {module_name} has {found} under the name {attribute!r}; expected an instance of raytrain_app.task.Task"
+        )
     return task

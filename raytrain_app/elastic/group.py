@@ -6,7 +6,7 @@ import datetime
 import ipaddress
 import os
 import socket
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 
 import psutil
@@ -15,9 +15,6 @@ import torch.distributed as dist
 
 from raytrain_app.elastic.roster import Generation
 from raytrain_app.errors import ClusterError
-
-RENDEZVOUS_S = 10.0
-"""How long members wait for each other while connecting; one that died meanwhile shows at the latest then."""
 
 
 class PeerLost(Exception):
@@ -41,47 +38,62 @@ class Rendezvous:
 
     def __init__(self, host: str) -> None:
         self.host = host
-        self.store = dist.TCPStore(host, 0, is_master=True, wait_for_workers=False, timeout=_seconds(RENDEZVOUS_S))
+        self.store = dist.TCPStore(host, 0, is_master=True, wait_for_workers=False)
         self.port: int = self.store.port
 
 
 class Group:
-    """torch.distributed's default process group, for one generation.
+    """torch.distributed's default process group, for one generation; gloo carries CPU tensors, NCCL those on GPUs.
 
-    gloo carries CPU tensors, NCCL those on GPUs. Used as a context of one generation at a time: `close` before the next.
+    Every member makes it, connects, and closes it before it makes the next.
     """
 
     def __init__(self, generation: Generation, rendezvous: Rendezvous, timeout_s: float, device: torch.device) -> None:
-        """Connects; every member calls it.
+        """`timeout_s` bounds each collective; a dead peer shows at once, it is for those that hang."""
+        self.generation, self._rendezvous, self._timeout_s = generation, rendezvous, timeout_s
+        self.rank, self.world_size, self.device = generation.rank, generation.world_size, device
+
+    def connect(self, timeout_s: float) -> None:
+        """Connects all members.
 
         Raises:
-            PeerLost: a member did not come.
+            PeerLost: a member did not come within `timeout_s`.
         """
-        self.generation = generation
-        self.rank, self.world_size, self.device = generation.rank, generation.world_size, device
-        if self.world_size == 1 and device.type == "cpu":
+        if self.world_size == 1 and self.device.type == "cpu":
             return
-        backend = "gloo" if device.type == "cpu" else "cpu:gloo,cuda:nccl"
+        generation, limit = self.generation, _seconds(timeout_s)
         with collective():
-            store: dist.Store = rendezvous.store
+            store: dist.Store = self._rendezvous.store
             if self.rank > 0:
-                store = dist.TCPStore(
-                    generation.host, generation.port, is_master=False, wait_for_workers=False, timeout=_seconds(RENDEZVOUS_S)
-                )
+                store = dist.TCPStore(generation.host, generation.port, is_master=False, wait_for_workers=False, timeout=limit)
+            store.set_timeout(limit)
             dist.init_process_group(
-                backend,
+                "gloo" if self.device.type == "cpu" else "cpu:gloo,cuda:nccl",
                 store=dist.PrefixStore(f"generation-{generation.number}", store),
                 rank=self.rank,
                 world_size=self.world_size,
-                timeout=_seconds(timeout_s),
+                timeout=_seconds(self._timeout_s),
             )
+
+    def gather_ints(self, values: Sequence[int], most: int) -> list[int]:
+        """All members' values, in rank order; non-negative, at most `most` a member."""
+        if self.world_size == 1:
+            return list(values)
+        padded = torch.full((most,), -1, dtype=torch.int64)
+        padded[: len(values)] = torch.tensor(values, dtype=torch.int64)
+        gathered = torch.empty(most * self.world_size, dtype=torch.int64)
+        with collective():
+            dist.all_gather_single(gathered, padded)
+        return [value for value in gathered.tolist() if value >= 0]
 
     def broadcast_bytes(self, data: bytes | None) -> bytes:
         """Sends the leader's `data` to all members and returns it; only rank 0 passes it."""
         size = torch.tensor([len(data) if data is not None else 0], dtype=torch.int64)
         with collective():
             dist.broadcast(size, 0)
-        buffer = torch.empty(int(size), dtype=torch.uint8) if data is None else torch.frombuffer(bytearray(data), dtype=torch.uint8)
+        buffer = (
+            torch.empty(int(size), dtype=torch.uint8) if data is None else torch.frombuffer(bytearray(data), dtype=torch.uint8)
+        )
         with collective():
             dist.broadcast(buffer, 0)
         return buffer.numpy().tobytes() if data is None else data
@@ -114,7 +126,9 @@ def choose_interface(node_ip: str) -> str:
             return name
     if ipaddress.ip_address(node_ip).is_loopback:
         return "lo"
-    raise ClusterError(f"no network interface of {socket.gethostname()} has the address {node_ip} under which Ray knows this node")
+    raise ClusterError(
+        f"no network interface of {socket.gethostname()} has the address {node_ip} under which Ray knows this node"
+    )
 
 
 def _seconds(seconds: float) -> datetime.timedelta:

@@ -91,7 +91,9 @@ class Link:
         while not self._closed.is_set():
             generation = self._generation.number if self._generation else 0
             try:
-                signals = ray.get(self._membership.signals.remote(self.info, generation, self.clock, version, self.stopwatch.read()))
+                signals = ray.get(
+                    self._membership.signals.remote(self.info, generation, self.clock, version, self.stopwatch.read())
+                )
             except RayError:
                 # The actor is being restarted, or the run is over and it is gone: training goes on without it meanwhile.
                 self._closed.wait(0.5)

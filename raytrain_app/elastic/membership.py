@@ -85,6 +85,8 @@ class Mail:
         failure: what ended the run, if it failed.
         summaries: one a worker that finished, once the run is over.
         workers: all that are there now.
+        incarnation: changes when the actor was restarted, which has forgotten what was asked of it.
+        stopping: a stop was asked for.
         generation: number of the current generation; 0 before the first.
         limits: workers at least and at most, once `scale` has changed them.
         seconds: lifetimes of all workers there ever were, added up by class.
@@ -94,6 +96,8 @@ class Mail:
     failure: Failure | None = None
     summaries: list[dict[str, Any]] = field(default_factory=list)
     workers: list[WorkerView] = field(default_factory=list)
+    incarnation: str = ""
+    stopping: bool = False
     generation: int = 0
     limits: tuple[int, int] | None = None
     seconds: dict[str, float] = field(default_factory=dict)
@@ -121,8 +125,9 @@ class Membership:
         self._over = False
         self._failure: Failure | None = None
         self._records: list[Dated] = []
-        self._summaries: list[dict[str, Any]] = []
+        self._summaries: dict[str, dict[str, Any]] = {}
         self._search: asyncio.Task[None] | None = None
+        self._watch: asyncio.Task[None] | None = None
 
     # ---- workers ----
 
@@ -139,14 +144,14 @@ class Membership:
             await self._changed.wait_for(lambda: info.worker_id in self._places or self._over or self._known_gone(info.worker_id))
         return self._places.get(info.worker_id) if not self._over else None
 
-    async def signals(
-        self, info: WorkerInfo, generation: int, clock: int, version: int, seconds: dict[str, float]
-    ) -> Signals:
+    async def signals(self, info: WorkerInfo, generation: int, clock: int, version: int, seconds: dict[str, float]) -> Signals:
         """The signals for a worker, as soon as they differ from `version`, else after `POLL_S`. Each call is a heartbeat.
 
         A restarted actor learns from these calls which workers are in which generation.
         """
         roster = self._roster
+        if self._watch is None:
+            self._watch = asyncio.ensure_future(self._watch_heartbeats())
         if info.worker_id not in roster.workers and generation > 0:
             roster.adopt(info, generation, clock, time.monotonic())
         worker = roster.workers.get(info.worker_id)
@@ -184,9 +189,10 @@ class Membership:
 
     async def done(self, worker_id: str, summary: dict[str, Any], seconds: dict[str, float]) -> None:
         """A worker finished the run; all do, with equal summaries."""
-        self._roster.workers[worker_id].seconds = seconds
-        self._roster.remove(worker_id)
-        self._summaries.append({"worker": worker_id, **summary})
+        if worker_id in self._roster.workers:  # else this actor was restarted just now and has not heard of it
+            self._roster.workers[worker_id].seconds = seconds
+            self._roster.remove(worker_id)
+        self._summaries[worker_id] = summary
         self._over = self._over or not self._roster.missing()
         await self._tell()
 
@@ -215,7 +221,17 @@ class Membership:
             for w in self._roster.workers.values()
             if w.standing is not Standing.GONE
         ]
-        return Mail(records, self._failure, self._summaries if self._over else [], workers, self._roster.generation, self._limits, self._seconds())
+        return Mail(
+            records=records,
+            failure=self._failure,
+            summaries=list(self._summaries.values()) if self._over else [],
+            workers=workers,
+            incarnation=self._incarnation,
+            stopping=self._stop,
+            generation=self._roster.generation,
+            limits=self._limits,
+            seconds=self._seconds(),
+        )
 
     async def expect(self, initial: int) -> None:
         """Changes how many workers the first generation waits for."""
@@ -274,13 +290,20 @@ class Membership:
             self._search = asyncio.ensure_future(self._look_for_missing())
         await self._tell()
 
-    async def watch(self) -> None:
-        """Evicts workers whose heartbeats stopped (a stopped process, a vanished machine). Runs as long as the actor."""
+    async def _watch_heartbeats(self) -> None:
+        """Looks after workers whose heartbeats stopped: asks Ray at once, and evicts those that are silent for too long.
+
+        This alone notices when all workers are lost together, since then nobody is left to report a failed collective.
+        """
         while not self._over:
-            await asyncio.sleep(min(1.0, self._deadline_s / 4))
+            await asyncio.sleep(min(POLL_S / 2, self._deadline_s / 4))
             for worker in self._present():
-                if time.monotonic() - worker.seen_s > self._deadline_s:
+                silent_s = time.monotonic() - worker.seen_s
+                if silent_s > self._deadline_s:
                     self._evict(worker, "silent")
+                    await self._step_forward()
+                elif silent_s > 1.5 * POLL_S and not await self._is_alive(worker.info.handle):
+                    self._evict(worker, "died")
                     await self._step_forward()
 
     async def _look_for_missing(self) -> None:
@@ -304,11 +327,13 @@ class Membership:
     def _evict(self, worker: Worker, cause: str) -> None:
         """Takes a worker out of the job for good; its pool replaces it."""
         self._roster.remove(worker.info.worker_id)
-        # Whatever it did since it was last heard of was not applied by it.
+        # What it did since it was last heard of is not known to have counted.
         worker.seconds["redone"] = worker.seconds.get("redone", 0.0) + time.monotonic() - worker.seen_s
         if cause != "died":
             ray.kill(worker.info.handle)
-        self._event("worker_lost", worker=worker.info.worker_id, node=worker.info.node_id, cause=cause, workers=len(self._present()))
+        self._event(
+            "worker_lost", worker=worker.info.worker_id, node=worker.info.node_id, cause=cause, workers=len(self._present())
+        )
 
     async def _is_alive(self, handle: ActorHandle) -> bool:
         """Whether Ray still has the actor; one that does not answer in time counts as alive until the deadline."""

@@ -38,7 +38,7 @@ class Receipts:
     _causes: list[dict[str, Any]] = field(default_factory=list)
     _open: _Open | None = None
     _workers: int = 0
-    _resumed_step: int | None = None
+    _resumed: dict[str, Any] | None = None
     _last: dict[str, Any] | None = None
 
     def event(self, event: Mapping[str, Any], seconds: Seconds) -> None:
@@ -46,7 +46,7 @@ class Receipts:
         if event["kind"] in CAUSES:
             self._causes.append(dict(event))
         elif event["kind"] == "resume":
-            self._resumed_step = event["step"]
+            self._resumed = dict(event)
         elif event["kind"] == "generation":
             self._generation(event, seconds)
 
@@ -56,7 +56,7 @@ class Receipts:
         if self._open is not None and record["time"] >= self._open.time_s:
             receipt = self._close(self._open, record, seconds)
             self.given.append(receipt)
-            self._open, self._resumed_step = None, None
+            self._open, self._resumed = None, None
         self._last = dict(record)
         return receipt
 
@@ -82,15 +82,14 @@ class Receipts:
         self._causes = []
 
     def _close(self, opened: _Open, record: Mapping[str, Any], seconds: Seconds) -> dict[str, Any]:
-        redone = max(0, opened.last_step - self._resumed_step) if self._resumed_step is not None else 0
-        per_step = (record["samples"] - opened.last_samples) / max(1, record["step"] - opened.last_step)
+        back = self._resumed or {"step": opened.last_step, "samples": opened.last_samples}
         return {
             "cause": opened.cause,
             "time": opened.detected_time_s,
             "detected_s": round(max(0.0, opened.detected_time_s - opened.last_step_time_s), 3),
             "paused_s": round(record["time"] - opened.last_step_time_s, 3),
-            "steps_redone": redone,
-            "samples_redone": round(redone * per_step),
+            "steps_redone": max(0, opened.last_step - back["step"]),
+            "samples_redone": max(0, opened.last_samples - back["samples"]),
             "workers_before": opened.workers_before,
             "workers_after": opened.workers_after,
             "worker_seconds": {name: round(seconds.get(name, 0.0) - opened.seconds.get(name, 0.0), 3) for name in CLASSES},

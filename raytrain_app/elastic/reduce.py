@@ -11,13 +11,13 @@ Short vectors are gathered whole in one round: latency counts for them, not byte
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 import torch.distributed as dist
 
 from raytrain_app.elastic.group import collective
-from raytrain_app.elastic.plan import Node, children, cover, owned_shards
+from raytrain_app.elastic.plan import Node, children, cover, owned_shards, shard_rows
 
 NUM_SCORES = 2
 """Scores of a node: sum of the losses and number of rows predicted correctly."""
@@ -71,6 +71,7 @@ class Total:
         loss: sum of the losses.
         correct: rows predicted correctly.
         flags: largest value of each control flag.
+        rows: with audit, the ids of the rows that each worker really used, in rank order; else empty.
     """
 
     mean: torch.Tensor
@@ -78,6 +79,7 @@ class Total:
     loss: float
     correct: int
     flags: list[int]
+    rows: list[int] = field(default_factory=list)
 
 
 class Reducer:
@@ -98,7 +100,14 @@ class Reducer:
         self._sums = [torch.zeros(self.padded, dtype=torch.float64, device=device) for _ in self.covers[rank]]
         self._scratch: list[torch.Tensor] = []
 
-    def reduce(self, shard: Callable[[int], Shard], num_rows: int, num_filled: int, flags: Sequence[int]) -> Total:
+    def reduce(
+        self,
+        shard: Callable[[int], Shard],
+        num_rows: int,
+        num_filled: int,
+        flags: Sequence[int],
+        rows: Sequence[int] | None = None,
+    ) -> Total:
         """Computes this worker's shards and returns the batch's total.
 
         Args:
@@ -106,6 +115,7 @@ class Reducer:
             num_rows: rows of the global batch.
             num_filled: shards that have rows.
             flags: this worker's control flags, small non-negative integers.
+            rows: ids of the rows behind this worker's shards, to be told to all; all workers pass them or none does.
 
         Raises:
             PeerLost: a member is gone; nothing of this batch is known to the caller.
@@ -116,18 +126,20 @@ class Reducer:
             scores.append(self._add_up(node, shard, out[: self.layout.size], counters, 0))
         if self.world_size == 1:
             mean = self._divide(self._sums[0], 0, num_rows, num_filled)
-            return self._total(mean, counters.double(), scores[0], torch.tensor(flags))
-        head = torch.cat([torch.tensor(flags, dtype=torch.float64, device=self.device), counters.double(), *scores])
-        packets = self._exchange(head)
+            return self._total(mean, counters.double(), scores[0], torch.tensor(flags), list(rows or ()))
+        told = torch.tensor(rows or (), dtype=torch.float64, device=self.device)
+        head = torch.cat([torch.tensor(flags, dtype=torch.float64, device=self.device), counters.double(), *scores, told])
+        packets = self._exchange(head, self._row_counts(num_rows) if rows is not None else [0] * self.world_size)
         heads = [packet[0] for packet in packets]
         fixed = self.num_flags + self.layout.num_counters
         highest = torch.stack([h[:fixed] for h in heads]).amax(0)
-        node_scores = {
-            node: head[fixed + i * NUM_SCORES : fixed + (i + 1) * NUM_SCORES]
-            for nodes, head in zip(self.covers, heads, strict=True)
-            for i, node in enumerate(nodes)
-        }
-        partial = {node: row for nodes, packet in zip(self.covers, packets, strict=True) for node, row in zip(nodes, packet[1], strict=True)}
+        node_scores, partial = {}, {}
+        told_by_all: list[int] = []
+        for nodes, (head, sums) in zip(self.covers, packets, strict=True):
+            end = fixed + NUM_SCORES * len(nodes)
+            node_scores.update(zip(nodes, head[fixed:end].split(NUM_SCORES), strict=True))
+            partial.update(zip(nodes, sums, strict=True))
+            told_by_all += [int(row) for row in head[end:].tolist()]
         first = 0 if self.whole else self.rank * self.slice_size
         mean = self._divide(_combine(partial, self.root), first, num_rows, num_filled)
         if not self.whole:
@@ -135,9 +147,18 @@ class Reducer:
             with collective():
                 dist.all_gather_single(gathered, mean)
             mean = gathered
-        return self._total(mean, highest[self.num_flags :], _combine(node_scores, self.root), highest[: self.num_flags])
+        scores_of_all = _combine(node_scores, self.root)
+        return self._total(mean, highest[self.num_flags :], scores_of_all, highest[: self.num_flags], told_by_all)
 
-    def _add_up(self, node: Node, shard: Callable[[int], Shard], out: torch.Tensor, counters: torch.Tensor, depth: int) -> torch.Tensor:
+    def _row_counts(self, num_rows: int) -> list[int]:
+        """Rows of each worker's shards in a batch."""
+        num_shards = self.root[1]
+        ends = [[shard_rows(num_rows, num_shards, s) for s in (nodes[0][0], nodes[-1][1] - 1)] for nodes in self.covers]
+        return [last.stop - first.start for first, last in ends]
+
+    def _add_up(
+        self, node: Node, shard: Callable[[int], Shard], out: torch.Tensor, counters: torch.Tensor, depth: int
+    ) -> torch.Tensor:
         """Writes the float64 sum of `node` to `out`, raises `counters`, and returns the node's scores."""
         if node[1] - node[0] == 1:
             leaf = shard(node[0])
@@ -157,10 +178,10 @@ class Reducer:
         out.add_(self._scratch[depth])
         return scores
 
-    def _exchange(self, head: torch.Tensor) -> list[tuple[torch.Tensor, torch.Tensor]]:
+    def _exchange(self, head: torch.Tensor, row_counts: Sequence[int]) -> list[tuple[torch.Tensor, torch.Tensor]]:
         """Sends packets and returns from each rank its head and its nodes' sums (nodes, slice_size) for this rank's slice."""
         fixed = self.num_flags + self.layout.num_counters
-        head_bytes = [8 * (fixed + NUM_SCORES * len(nodes)) for nodes in self.covers]
+        head_bytes = [8 * (fixed + NUM_SCORES * len(n) + rows) for n, rows in zip(self.covers, row_counts, strict=True)]
         body_bytes = [self.wire_dtype.itemsize * self.slice_size * len(nodes) for nodes in self.covers]
         # Heads are multiples of 8 bytes; bodies are padded to them, so that every view below is aligned.
         sizes = [h + -(-b // 8) * 8 for h, b in zip(head_bytes, body_bytes, strict=True)]
@@ -193,9 +214,12 @@ class Reducer:
         total[split:].div_(num_filled)
         return total.to(self.layout.dtype)
 
-    def _total(self, mean: torch.Tensor, counters: torch.Tensor, scores: torch.Tensor, flags: torch.Tensor) -> Total:
+    def _total(
+        self, mean: torch.Tensor, counters: torch.Tensor, scores: torch.Tensor, flags: torch.Tensor, rows: list[int]
+    ) -> Total:
         loss, correct = scores.tolist()
-        return Total(mean[: self.layout.size], counters.to(torch.int64), loss, round(correct), [int(f) for f in flags.tolist()])
+        flag_values = [int(flag) for flag in flags.tolist()]
+        return Total(mean[: self.layout.size], counters.to(torch.int64), loss, round(correct), flag_values, rows)
 
 
 def _combine(parts: dict[Node, torch.Tensor], node: Node) -> torch.Tensor:

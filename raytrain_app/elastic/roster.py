@@ -184,7 +184,8 @@ class Roster:
         leader = order[0]
         self.generation += 1
         self.members = tuple(worker.info.worker_id for worker in order)
-        behind = tuple(rank for rank, worker in enumerate(order) if rank > 0 and (worker.clock < leader.clock or worker.clock < 0))
+        needs_state = [worker.clock < leader.clock or worker.clock < 0 for worker in order]
+        behind = tuple(rank for rank in range(1, len(order)) if needs_state[rank])
         common = Generation(self.generation, 0, self.members, leader.info.host, leader.info.port, leader.clock, behind, recorded)
         for worker in order:
             worker.standing = Standing.ACTIVE

@@ -19,6 +19,7 @@ from raytrain_app.storage.records import Record
 from raytrain_app.storage.spool import Spool
 
 JOB, DATA, METRICS, EVENTS, RESULT = "job.yaml", "data.sha256", "metrics.jsonl", "events.jsonl", "result.json"
+LEDGER = "ledger"
 
 
 class RunDirectory:
@@ -83,7 +84,7 @@ class RunDirectory:
     @property
     def ledger(self) -> Folder:
         """For the samples applied, with `audit: true`."""
-        return self.folder.child("ledger")
+        return self.folder.child(LEDGER)
 
     @contextmanager
     def writing(self, fingerprint: str) -> Iterator[None]:
@@ -119,6 +120,11 @@ class RunDirectory:
     def append_metrics(self, lines: Sequence[Mapping[str, Any]]) -> None:
         """Adds records to metrics.jsonl."""
         records.append(self.grow(METRICS), lines)
+
+    def append_ledger(self, lines: Sequence[Mapping[str, Any]]) -> None:
+        """Adds records {"epoch", "step", "ids"} to the ledger, one file an epoch."""
+        for line in lines:
+            records.append(self.grow(f"{LEDGER}/epoch-{line['epoch']:05d}.jsonl"), [line])
 
     def append_events(self, lines: Sequence[Mapping[str, Any]]) -> None:
         """Adds records to events.jsonl."""

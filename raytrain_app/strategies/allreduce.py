@@ -7,7 +7,9 @@ somebody comes, goes or is lost, and again. All decisions below are functions of
 from __future__ import annotations
 
 import time
-from dataclasses import replace
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import cast
 
 import numpy as np
 import torch
@@ -19,7 +21,9 @@ from raytrain_app.elastic.plan import learning_rate, owned_shards, shard_rows, s
 from raytrain_app.elastic.progress import Metrics, Progress, steps_per_epoch
 from raytrain_app.elastic.reduce import NUM_SCORES, Layout, Reducer, Shard, Total
 from raytrain_app.elastic.roster import Generation
+from raytrain_app.elastic.vault import VaultKeeper
 from raytrain_app.errors import TrainingError
+from raytrain_app.learners.base import FastLearner
 from raytrain_app.state import TrainState, weights_sha256
 from raytrain_app.storage.checkpoints import CheckpointStore
 from raytrain_app.storage.folder import Folder
@@ -32,6 +36,24 @@ EVALUATION_ROWS = 250
 """Rows of one forward pass in evaluation. A constant, since kernels may round differently for other sizes."""
 
 
+@dataclass(frozen=True)
+class _Batch:
+    """A global batch, and this worker's part of it.
+
+    Attributes:
+        rows: row ids of the whole batch.
+        mine: those of this worker's shards.
+        first: place of the first of them in the batch.
+        x, y: their content.
+    """
+
+    rows: np.ndarray
+    mine: np.ndarray
+    first: int
+    x: np.ndarray
+    y: np.ndarray
+
+
 def train(worker: Worker) -> None:
     """Entry of a worker of `strategy: allreduce`."""
     AllReduce(worker).run()
@@ -42,6 +64,7 @@ class AllReduce:
 
     def __init__(self, worker: Worker) -> None:
         self.job, self.learner, self.link = worker.job, worker.learner, worker.link
+        self._fast_learner = cast(FastLearner, worker.learner)
         self._worker = worker
         self._split = worker.dataset.train
         self._readers: dict[int, Reader] = {}
@@ -53,6 +76,7 @@ class AllReduce:
             self.job.checkpoint.mode,
         )
         self._saver = Saver(self._store, self.link.event)
+        self._keeper = VaultKeeper(worker.vault) if worker.vault is not None else None
         self.progress = Progress()
         self._order: tuple[int, np.ndarray] | None = None
 
@@ -60,38 +84,44 @@ class AllReduce:
 
     def run(self) -> None:
         """Trains until the run is over for this worker."""
+        failures = 0
         while (generation := self.link.join()) is not None:
-            group = None
+            group = Group(generation, self._worker.rendezvous, 2 * self.job.failure.heartbeat_s, self.learner.device)
             try:
-                group = Group(generation, self._worker.rendezvous, 2 * self.job.failure.heartbeat_s, self.learner.device)
+                # A member that dies while all connect shows only by not coming; who is slow gets more time the next time.
+                failures += 1
+                group.connect(min(2.0**failures, self.job.failure.heartbeat_s))
+                failures = 0
                 if self._train(group):
                     break
                 self.link.stopwatch.switch("idle")
             except PeerLost:
                 self.link.stopwatch.switch("idle", book="redone")
             finally:
-                if group is not None:
-                    group.close()
+                group.close()
         self._saver.drain()
 
     def _train(self, group: Group) -> bool:
         """Trains in one generation. True when this worker is done, False when another generation is to be formed."""
         self._take_over(group)
+        self._group = group
+        self._shards = owned_shards(group.rank, group.world_size, self.job.num_shards)
         self._reducer = self._make_reducer(group, self.learner.layout)
         self._scorer = self._make_reducer(group, Layout())
-        self._group = group
         if self.job.train.reduction == "fast":
-            self.learner.connect(group.world_size)  # type: ignore[attr-defined]
+            self._fast_learner.connect(group.world_size)
         self.link.stopwatch.switch("useful")
         while not self.progress.finished(self.job):
             if self._at_epoch_end():
                 self._end_epoch()
                 continue
             leaving = self.link.signals.leave
-            flags = self._step(leaving)
+            flags = self._step(leaving).flags
             if flags[STOP]:
                 self._finish("stopped")
                 return True
+            if group.rank == 0 and self._keeper is not None:
+                self._keeper.offer(self.progress.clock, self._snapshot)
             # The end of an epoch is checkpointed after its validation.
             if flags[CHECKPOINT] or (self.progress.step % self.job.checkpoint.every_steps == 0 and not self._at_epoch_end()):
                 self._checkpoint()
@@ -118,15 +148,22 @@ class AllReduce:
         self.link.clock = self.progress.clock
 
     def _restore(self) -> None:
-        """Goes on from the newest good checkpoint on storage, if there is one."""
-        found = self._store.load("latest")
-        if found is None:
+        """Goes on from the vault's snapshot or the newest good checkpoint on storage, whichever is further."""
+        kept = self._keeper.newest() if self._keeper is not None else None
+        if kept is not None and kept.progress["step"] >= max(self._store.list(), default=0):
+            self._load(kept)
+            self._tell_resume("memory")
             return
-        state, step, messages = found
-        for message in messages:
-            self.link.event("checkpoint_damaged", message=message)
-        self._load(state)
-        self.link.event("resume", step=step, source="checkpoint")
+        found = self._store.load("latest")
+        if found is not None:
+            state, _, messages = found
+            for message in messages:
+                self.link.event("checkpoint_damaged", message=message)
+            self._load(state)
+            self._tell_resume("checkpoint")
+
+    def _tell_resume(self, source: str) -> None:
+        self.link.event("resume", step=self.progress.step, samples=self.progress.samples, source=source)
 
     def _snapshot(self) -> TrainState:
         return replace(self.learner.state(), progress=self.progress.to_json())
@@ -137,52 +174,63 @@ class AllReduce:
 
     # ---- steps ----
 
-    def _step(self, leaving: bool) -> list[int]:
-        """Takes one step on all workers; returns the flags of all of them. `leaving` tells that this one goes after it."""
-        train, signals, progress = self.job.train, self.link.signals, self.progress
-        if signals.abort:
+    def _step(self, leaving: bool) -> Total:
+        """Takes one step on all workers. `leaving` tells the others that this one goes after it."""
+        if self.link.signals.abort:
             raise PeerLost("the run is over")
-        rows, place = self._rows(progress.step), owned_shards(self._group.rank, self._group.world_size, self.job.num_shards)
-        mine = slice(shard_rows(len(rows), self.job.num_shards, place[0]).start, shard_rows(len(rows), self.job.num_shards, place[-1]).stop)
-        reader = self._reader(self._split)
-        x, y = reader.rows(rows[mine])
-        if progress.step + 1 < (progress.epoch + 1) * self._steps:
-            upcoming = self._rows(progress.step + 1)
-            first, last = shard_rows(len(upcoming), self.job.num_shards, place[0]), shard_rows(len(upcoming), self.job.num_shards, place[-1])
-            reader.prefetch(upcoming[first.start : last.stop])
+        signals, progress = self.link.signals, self.progress
+        batch = self._read_batch(progress.step)
         flags = [int(signals.join), int(leaving), int(signals.checkpoint), int(signals.stop)]
-        lr = learning_rate(
-            self.job.optimizer.schedule, self.job.optimizer.lr, progress.step, train.epochs * self._steps, self.job.optimizer.warmup_steps
-        )
-
-        def shard(number: int) -> Shard:
-            part = shard_rows(len(rows), self.job.num_shards, number)
-            inside = slice(part.start - mine.start, part.stop - mine.start)
-            return self.learner.shard(x[inside], y[inside], shard_seed([train.seed, progress.epoch, progress.step, number]))
-
-        if train.reduction == "fast":
-            total = self._fast_reduce(x, y, len(rows), flags, place[0])
-        else:
-            total = self._reducer.reduce(shard, len(rows), min(len(rows), self.job.num_shards), flags)
+        # A batch too small to give every worker a row takes the exact way, which bears empty shards.
+        fast = self.job.train.reduction == "fast" and len(batch.rows) >= self.job.num_shards
+        reduce = self._reduce_fast if fast else self._reduce_exact
+        total = reduce(batch, flags, [int(row) for row in batch.mine] if self.job.audit else None)
         self._refuse_nan(total)
-        if train.reduction == "fast":
-            self.learner.fast_apply(lr)  # type: ignore[attr-defined]
+        lr = self._learning_rate(progress.step)
+        if fast:
+            self._fast_learner.fast_apply(lr)
         else:
             self.learner.apply(total.mean, total.counters, lr)
-        progress.add_step(total.loss, total.correct, len(rows))
-        self._record("step", lr, {"loss": total.loss / len(rows), "accuracy": total.correct / len(rows)})
-        return total.flags
+        size = len(batch.rows)
+        progress.add_step(total.loss, total.correct, size)
+        self._record("step", lr, {"loss": total.loss / size, "accuracy": total.correct / size}, total.rows)
+        self.link.stopwatch.switch("useful")
+        return total
 
-    def _fast_reduce(self, x: np.ndarray, y: np.ndarray, num_rows: int, flags: list[int], first_shard: int) -> Total:
+    def _read_batch(self, step: int) -> _Batch:
+        """Reads this worker's part of a global batch, and asks for that of the next one."""
+        reader, shards = self._reader(self._split), self._shards
+        rows = self._rows(step)
+        mine = _span(len(rows), self.job.num_shards, shards)
+        x, y = reader.rows(rows[mine])
+        if (step + 1) % self._steps:
+            upcoming = self._rows(step + 1)
+            reader.prefetch(upcoming[_span(len(upcoming), self.job.num_shards, shards)])
+        return _Batch(rows, rows[mine], mine.start, x, y)
+
+    def _reduce_exact(self, batch: _Batch, flags: list[int], told: list[int] | None) -> Total:
+        progress, num_rows, num_shards = self.progress, len(batch.rows), self.job.num_shards
+
+        def shard(number: int) -> Shard:
+            part = shard_rows(num_rows, num_shards, number)
+            inside = slice(part.start - batch.first, part.stop - batch.first)
+            seed = shard_seed([self.job.train.seed, progress.epoch, progress.step, number])
+            return self.learner.shard(batch.x[inside], batch.y[inside], seed)
+
+        return self._reducer.reduce(shard, num_rows, min(num_rows, num_shards), flags, told)
+
+    def _reduce_fast(self, batch: _Batch, flags: list[int], told: list[int] | None) -> Total:
         """The framework's own step: gradients are reduced while they are computed, then one small vector carries the rest."""
-        seed = shard_seed([self.job.train.seed, self.progress.epoch, self.progress.step, first_shard])
+        seed = shard_seed([self.job.train.seed, self.progress.epoch, self.progress.step, self._shards[0]])
+        scores = self._fast_learner.fast_shard(batch.x, batch.y, seed, len(batch.rows))
+        vector = torch.cat([scores.cpu(), torch.tensor(flags, dtype=torch.float64)])
         with collective():
-            scores = self.learner.fast_shard(x, y, seed, num_rows)  # type: ignore[attr-defined]
-            vector = torch.cat([scores.cpu(), torch.tensor(flags, dtype=torch.float64)])
             if self._group.world_size > 1:
                 dist.all_reduce(vector)
+            rows = self._group.gather_ints(told, len(batch.rows)) if told is not None else []
         loss, correct, *sums = vector.tolist()
-        return Total(torch.empty(0), torch.empty(0, dtype=torch.int64), loss, round(correct), [int(f > 0) for f in sums])
+        nothing = torch.empty(0)
+        return Total(nothing, nothing.long(), loss, round(correct), [int(total > 0) for total in sums], rows)
 
     def _refuse_nan(self, total: Total) -> None:
         """Stops before a step that is not finite is applied, so that no replica and no checkpoint ever holds it."""
@@ -205,21 +253,20 @@ class AllReduce:
         """One reader a set of blocks, which train and validation rows may share."""
         return self._readers.setdefault(id(split.blocks), Reader(split.blocks))
 
-    def _record(self, kind: str, lr: float, metrics: Metrics) -> None:
+    def _record(self, kind: str, lr: float, metrics: Metrics, rows: Sequence[int] = ()) -> None:
+        """Hands a line of metrics.jsonl to the link; with audit, the ids of the rows applied travel with it."""
         self.link.clock = self.progress.clock
-        ended = kind == "epoch"
-        self.link.record(
-            {
-                "kind": kind,
-                "epoch": self.progress.epoch + (not ended),
-                "step": self.progress.step,
-                "samples": self.progress.samples,
-                **metrics,
-                "lr": lr,
-                "workers": self._group.world_size,
-                "time": time.time(),
-            }
-        )
+        record = {
+            "kind": kind,
+            "epoch": self.progress.epoch + (kind == "step"),
+            "step": self.progress.step,
+            "samples": self.progress.samples,
+            **metrics,
+            "lr": lr,
+            "workers": self._group.world_size,
+            "time": time.time(),
+        }
+        self.link.record({**record, "ids": rows} if rows else record)
 
     # ---- epochs ----
 
@@ -236,15 +283,17 @@ class AllReduce:
                 "lower optimizer.lr or check the data"
             )
         metrics = self.progress.end_epoch(scores, self.job)
-        self._record("epoch", self._last_lr(), metrics)
+        self._record("epoch", self._learning_rate(self.progress.step - 1), metrics)
         self._checkpoint(metrics)
 
-    def _last_lr(self) -> float:
+    def _learning_rate(self, step: int) -> float:
         rule = self.job.optimizer
-        return learning_rate(rule.schedule, rule.lr, self.progress.step - 1, self.job.train.epochs * self._steps, rule.warmup_steps)
+        return learning_rate(rule.schedule, rule.lr, step, self.job.train.epochs * self._steps, rule.warmup_steps)
 
     def _evaluate(self, split: Split) -> Metrics:
         """Exact loss and accuracy over all rows of a split; each row counts once, and the bits do not depend on the workers."""
+        if self.job.train.reduction == "fast":
+            self._fast_learner.share_buffers()
         reader = self._reader(split)
         nothing = torch.empty(0, device=self.learner.device)
 
@@ -286,3 +335,8 @@ class AllReduce:
                 "weights_sha256": weights_sha256(self.learner.weights()),
             }
         )
+
+
+def _span(num_rows: int, num_shards: int, shards: range) -> slice:
+    """Places in a batch of the rows of consecutive shards."""
+    return slice(shard_rows(num_rows, num_shards, shards[0]).start, shard_rows(num_rows, num_shards, shards[-1]).stop)

@@ -33,6 +33,7 @@ class WorkerSpec:
         job: the resolved job as plain data.
         dataset: reference of the run's `Dataset`, in a list so that it is not fetched on the way.
         membership: handle of the run's membership actor.
+        vault: handle of the actor that holds snapshots.
         directory: URI of the run directory.
         pool: number of the pool that the worker belongs to.
     """
@@ -40,6 +41,7 @@ class WorkerSpec:
     job: Mapping[str, Any]
     dataset: list[ray.ObjectRef]
     membership: ActorHandle
+    vault: ActorHandle | None
     directory: str
     pool: int
 
@@ -56,6 +58,7 @@ class Worker:
     rendezvous: Rendezvous
     device: torch.device
     directory: str
+    vault: ActorHandle | None
 
 
 @contextmanager
@@ -107,7 +110,7 @@ def _build(spec: WorkerSpec, job: Job, worker_id: str, device: torch.device) -> 
     task = load_task(job.task)
     learner = build_learner(job, task, device)
     dataset = ray.get(spec.dataset[0])
-    return Worker(job, task, learner, dataset, link, rendezvous, device, spec.directory)
+    return Worker(job, task, learner, dataset, link, rendezvous, device, spec.directory, spec.vault)
 
 
 def build_learner(job: Job, task: Task, device: torch.device) -> Learner:

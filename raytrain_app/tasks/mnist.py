@@ -42,7 +42,11 @@ class Mnist(Task):
             return nn.Sequential(nn.Flatten(), nn.Linear(784, 10))
         if name == "mlp":
             return nn.Sequential(
-                nn.Flatten(), nn.Linear(784, options.hidden), nn.ReLU(), nn.Dropout(options.dropout), nn.Linear(options.hidden, 10)
+                nn.Flatten(),
+                nn.Linear(784, options.hidden),
+                nn.ReLU(),
+                nn.Dropout(options.dropout),
+                nn.Linear(options.hidden, 10),
             )
         channels, last = options.channels, options.channels * 2
         return nn.Sequential(
