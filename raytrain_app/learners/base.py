@@ -61,9 +61,16 @@ class FastLearner(Learner, Protocol):
 
         Args:
             num_rows: rows of the whole global batch, by which the summed gradient is divided.
+
+        Raises:
+            PeerLost: the reduction failed, and the step works without it.
         """
         ...
 
     def fast_apply(self, lr: float) -> None:
         """Takes an optimizer step with the gradient that `fast_shard` left."""
+        ...
+
+    def share_buffers(self) -> None:
+        """Makes all replicas' buffers those of rank 0, before they are evaluated or saved; every member calls it."""
         ...

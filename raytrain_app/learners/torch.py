@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import os
 import random
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import cast
 
 import numpy as np
 import torch
+import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
+from raytrain_app.elastic.group import PeerLost, collective
 from raytrain_app.elastic.plan import shard_seed
 from raytrain_app.elastic.reduce import NUM_SCORES, Layout, Shard
 from raytrain_app.errors import JobError, StorageError
@@ -20,6 +24,13 @@ from raytrain_app.task import Task
 
 ALIGNMENT = 16
 """Elements to which each parameter's place in the flat vectors is rounded up, so that kernels see aligned memory."""
+
+SLOTS: dict[type[torch.optim.Optimizer], set[str]] = {
+    torch.optim.SGD: {"momentum_buffer"},
+    torch.optim.Adam: {"step", "exp_avg", "exp_avg_sq"},
+    torch.optim.AdamW: {"step", "exp_avg", "exp_avg_sq"},
+}
+"""Names of each optimizer's state after its first step."""
 
 
 def prepare_process(job: Job) -> None:
@@ -33,7 +44,7 @@ def prepare_process(job: Job) -> None:
 def seed_generators(seed: int) -> None:
     """Seeds torch (all devices), numpy and Python, which a task may use for dropout and augmentation."""
     torch.manual_seed(seed)
-    np.random.seed(seed & 0xFFFFFFFF)
+    np.random.seed(seed & 0xFFFFFFFF)  # noqa: NPY002 - a task may use it, knowingly or not
     random.seed(seed)
 
 
@@ -52,13 +63,15 @@ class TorchLearner:
         self._autocast = torch.autocast(device.type, torch.bfloat16, enabled=job.train.precision == "bf16")
         seed_generators(shard_seed([job.train.seed]))
         self.model = task.torch_model(job.model.name, task.models[job.model.name](**job.model.options)).to(device)
-        self._named = {name: p for name, p in self.model.named_parameters() if p.requires_grad}
-        self._buffers = [(name, module, key) for name, module, key in _buffers(self.model) if module._buffers[key].is_floating_point()]
-        self._counters = [(name, module, key) for name, module, key in _buffers(self.model) if _is_integer(module._buffers[key])]
-        dtype = _flat_dtype([*self._named.values(), *(m._buffers[k] for _, m, k in self._buffers)])
+        self._parameters = dict(self.model.named_parameters())
+        self._named = {name: p for name, p in self._parameters.items() if p.requires_grad}
+        buffers = list(_find_buffers(self.model))
+        self._buffers = [buffer for buffer in buffers if buffer.value.is_floating_point()]
+        self._counters = [buffer for buffer in buffers if _is_integer(buffer.value)]
+        dtype = _flat_dtype(self._parameters.values(), [buffer.value for buffer in self._buffers])
         self._places, num_parameters = _places({name: p.shape for name, p in self._named.items()})
-        num_buffers = sum(module._buffers[key].numel() for _, module, key in self._buffers)
-        num_counters = sum(module._buffers[key].numel() for _, module, key in self._counters)
+        num_buffers = sum(buffer.value.numel() for buffer in self._buffers)
+        num_counters = sum(buffer.value.numel() for buffer in self._counters)
         self.layout = Layout(num_parameters, num_buffers, num_counters, dtype)
         self._flat = torch.zeros(self.layout.size, dtype=dtype, device=device)
         self._weights = nn.Parameter(torch.zeros(num_parameters, dtype=dtype, device=device))
@@ -96,18 +109,37 @@ class TorchLearner:
         self._update(lr)
 
     def connect(self, world_size: int) -> None:
-        self._ddp = DistributedDataParallel(self.model, find_unused_parameters=self._has_unused()) if world_size > 1 else self.model
-        self._world_size = world_size
+        self._ddp, self._world_size = self.model, world_size
+        if world_size > 1:
+            unused = self._has_unused()
+            with collective():
+                self._ddp = DistributedDataParallel(self.model, find_unused_parameters=unused)
 
     def fast_shard(self, x: np.ndarray, y: np.ndarray, seed: int, num_rows: int) -> torch.Tensor:
         assert self._ddp is not None, "connect comes first"
         self._flat.zero_()
         seed_generators(seed)
-        # DistributedDataParallel averages over the workers; the factor makes that the mean over the global batch's rows.
-        return self._backward(self._ddp, x, y, self._world_size / num_rows)
+        try:
+            # DistributedDataParallel averages over the workers; the factor makes that the mean over the global batch's rows.
+            return self._backward(self._ddp, x, y, self._world_size / num_rows)
+        except RuntimeError as error:
+            # The task's code and the collectives raise the same error: a step that fails without the group is the task's.
+            self._ddp = None
+            self.shard(x, y, seed)
+            self._write(self._buffers, self._start[0])
+            self._write(self._counters, self._start[1])
+            raise PeerLost(str(error)) from error
 
     def fast_apply(self, lr: float) -> None:
+        self._start = self._read(self._buffers), self._read(self._counters)
         self._update(lr)
+
+    def share_buffers(self) -> None:
+        if self._world_size > 1 and self._buffers:
+            values = self._read(self._buffers)
+            with collective():
+                dist.broadcast(values, 0)
+            self._write(self._buffers, values)
 
     def _backward(self, model: nn.Module, x: np.ndarray, y: np.ndarray, factor: float) -> torch.Tensor:
         """Adds the gradient of factor * (sum of the losses) to the flat vector; returns the scores."""
@@ -140,66 +172,72 @@ class TorchLearner:
             return torch.stack([loss.double(), self._task.torch_correct(outputs, labels).double()])
 
     def _batch(self, x: np.ndarray, y: np.ndarray) -> tuple[torch.Tensor, torch.Tensor]:
-        """Rows on the device; they travel as stored (uint8) and are scaled there."""
-        inputs = torch.from_numpy(x).to(self.device, non_blocking=True)
-        return self._task.torch_inputs(inputs), torch.from_numpy(y).to(self.device, non_blocking=True)
+        """Rows on the device; they travel as stored (uint8) and are scaled there.
+
+        Always a copy: kernels round differently for memory that is aligned differently, and where a shard lies among its
+        worker's rows depends on the number of workers.
+        """
+        return self._task.torch_inputs(torch.tensor(x, device=self.device)), torch.tensor(y, device=self.device)
 
     # ---- state ----
 
     def state(self) -> TrainState:
-        slots = self._optimizer.state[self._weights]
-        optimizer = {
-            f"{slot}.{name}": value[place].view(self._named[name].shape).cpu().numpy().copy()
-            for slot, value in slots.items()
-            if value.numel() == self._weights.numel()
-            for name, place in self._places.items()
-        }
-        optimizer.update({slot: value.cpu().numpy().copy() for slot, value in slots.items() if value.numel() != self._weights.numel()})
-        buffers = {name: m._buffers[k].detach().cpu().numpy().copy() for name, m, k in (*self._buffers, *self._counters)}
+        optimizer: Arrays = {}
+        for slot, value in self._optimizer.state[self._weights].items():
+            if value.numel() == self._weights.numel():
+                for name, place in self._places.items():
+                    optimizer[f"{slot}.{name}"] = _copy(value[place].view_as(self._named[name]))
+            else:
+                optimizer[slot] = _copy(value)
+        buffers = {buffer.name: _copy(buffer.value) for buffer in (*self._buffers, *self._counters)}
         return TrainState(self.weights(), buffers, optimizer)
 
     def load(self, state: TrainState) -> None:
-        _check_names("weights", {n: tuple(p.shape) for n, p in self._named.items()}, state.weights)
+        _check_names("weights", {n: tuple(p.shape) for n, p in self._parameters.items()}, state.weights)
         buffers = (*self._buffers, *self._counters)
-        _check_names("buffers", {n: tuple(m._buffers[k].shape) for n, m, k in buffers}, state.buffers)
+        _check_names("buffers", {buffer.name: tuple(buffer.value.shape) for buffer in buffers}, state.buffers)
         with torch.no_grad():
-            for name, parameter in self._named.items():
+            for name, parameter in self._parameters.items():
                 parameter.copy_(torch.from_numpy(state.weights[name].copy()))
-            for name, module, key in buffers:
-                module._buffers[key].copy_(torch.from_numpy(state.buffers[name].copy()))
+            for buffer in buffers:
+                buffer.value.copy_(torch.from_numpy(state.buffers[buffer.name].copy()))
         self._start = self._read(self._buffers), self._read(self._counters)
         self._load_slots(state.optimizer)
 
     def _load_slots(self, saved: Arrays) -> None:
-        """Rebuilds the flat optimizer slots from the named ones."""
+        """Rebuilds the flat optimizer slots from the named ones; there are none before the first step."""
+        expected = {name: tuple(self._named[name].shape) for name in self._places}
         slots: dict[str, torch.Tensor] = {}
-        for key, value in saved.items():
-            slot, _, name = key.partition(".")
-            tensor = torch.from_numpy(value.copy())
-            if name:
-                slots.setdefault(slot, torch.zeros_like(self._weights.detach()))[self._places[name]] = tensor.view(-1).to(self.device)
-            else:
-                slots[slot] = tensor
+        for slot in dict.fromkeys(key.partition(".")[0] for key in saved):
+            if slot in saved:
+                slots[slot] = torch.from_numpy(saved[slot].copy())
+                continue
+            named = {key.removeprefix(f"{slot}."): array for key, array in saved.items() if key.startswith(f"{slot}.")}
+            _check_names("optimizer state", expected, named)
+            slots[slot] = torch.zeros_like(self._weights.detach())
+            for name, array in named.items():
+                slots[slot][self._places[name]] = torch.from_numpy(array.copy()).view(-1).to(self.device)
+        if slots and set(slots) != SLOTS[type(self._optimizer)]:
+            raise StorageError(
+                f"the saved optimizer state ({', '.join(slots)}) is of another optimizer; resume with the job that wrote it"
+            )
         self._optimizer.state.clear()
         if slots:
             self._optimizer.state[self._weights] = slots
 
     def weights(self) -> Arrays:
-        return {name: p.detach().cpu().numpy().copy() for name, p in self._named.items()}
+        return {name: _copy(parameter) for name, parameter in self._parameters.items()}
 
     # ---- buffers ----
 
-    def _read(self, buffers: Sequence[tuple[str, nn.Module, str]]) -> torch.Tensor:
+    def _read(self, buffers: Sequence[_Buffer]) -> torch.Tensor:
         if not buffers:
             return self._zero_counters[:0]
-        return torch.cat([module._buffers[key].reshape(-1) for _, module, key in buffers])
+        return torch.cat([buffer.value.reshape(-1) for buffer in buffers])
 
-    def _write(self, buffers: Sequence[tuple[str, nn.Module, str]], values: torch.Tensor) -> None:
-        start = 0
-        for _, module, key in buffers:
-            buffer = module._buffers[key]
-            buffer.copy_(values[start : start + buffer.numel()].view_as(buffer))
-            start += buffer.numel()
+    def _write(self, buffers: Sequence[_Buffer], values: torch.Tensor) -> None:
+        for buffer, part in zip(buffers, values.split([buffer.value.numel() for buffer in buffers]), strict=True):
+            buffer.value.copy_(part.view_as(buffer.value))
 
     def _has_unused(self) -> bool:
         """Whether some parameter gets no gradient, which DistributedDataParallel must be told before it starts."""
@@ -216,26 +254,49 @@ class TorchLearner:
         return unused
 
 
-def _buffers(model: nn.Module) -> Iterator[tuple[str, nn.Module, str]]:
-    """All buffers as (full name, module, key): looked up in the module each time, since a module may replace them."""
+@dataclass(frozen=True)
+class _Buffer:
+    """A buffer of a module, looked up each time, since the module may replace it."""
+
+    name: str
+    module: nn.Module
+    key: str
+
+    @property
+    def value(self) -> torch.Tensor:
+        return cast(torch.Tensor, self.module._buffers[self.key])
+
+
+def _find_buffers(model: nn.Module) -> Iterator[_Buffer]:
     for prefix, module in model.named_modules():
         for key, buffer in module._buffers.items():
             if buffer is not None:
-                yield (f"{prefix}.{key}" if prefix else key), module, key
+                yield _Buffer(f"{prefix}.{key}" if prefix else key, module, key)
+
+
+def _copy(tensor: torch.Tensor) -> np.ndarray:
+    """A copy on the host."""
+    return tensor.detach().cpu().numpy().copy()
 
 
 def _is_integer(tensor: torch.Tensor) -> bool:
-    return not tensor.is_floating_point() and tensor.dtype != torch.bool
+    return not (tensor.is_floating_point() or tensor.is_complex() or tensor.dtype == torch.bool)
 
 
-def _flat_dtype(tensors: Sequence[torch.Tensor]) -> torch.dtype:
-    for tensor in tensors:
-        if tensor.dtype not in (torch.float32, torch.float64):
-            raise JobError(
-                f"model: a parameter or buffer has dtype {tensor.dtype}; expected float32 or float64. "
-                "Keep the model in float32 and use train.precision: bf16 to compute in bfloat16"
-            )
-    return torch.float64 if any(t.dtype == torch.float64 for t in tensors) else torch.float32
+def _flat_dtype(parameters: Iterable[torch.Tensor], buffers: Iterable[torch.Tensor]) -> torch.dtype:
+    dtypes = {parameter.dtype for parameter in parameters}
+    if not dtypes:
+        raise JobError("model: it has no parameters, so there is nothing to train")
+    if len(dtypes) > 1 or not dtypes <= {torch.float32, torch.float64}:
+        raise JobError(
+            f"model: its parameters have dtype {', '.join(sorted(map(str, dtypes)))}; expected float32 or float64 for all. "
+            "Keep the model in float32 and use train.precision: bf16 to compute in bfloat16"
+        )
+    dtype = dtypes.pop()
+    odd = [str(buffer.dtype) for buffer in buffers if buffer.dtype != dtype]
+    if odd:
+        raise JobError(f"model: a buffer has dtype {odd[0]}; expected {dtype}, as the parameters have")
+    return dtype
 
 
 def _places(shapes: dict[str, torch.Size]) -> tuple[dict[str, slice], int]:
