@@ -45,6 +45,8 @@ def _storage_uri(value: str) -> str:
     scheme = re.match(r"([A-Za-z][A-Za-z0-9+.-]*)://", value)
     if not value.strip() or (scheme and scheme[1] not in ("gs", "s3", "file")):
         raise PydanticCustomError("storage_uri", "a folder, gs://bucket/path or s3://bucket/path")
+    if re.match(r"\w+://[^/]*:[^/]*@", value):
+        raise PydanticCustomError("storage_uri", "no secrets, since the job is kept with the run; set AWS_ACCESS_KEY_ID and such instead")
     return value
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import json
+import re
 from collections.abc import Iterator, Mapping
 from typing import Any, get_args
 
@@ -175,6 +176,6 @@ def _listed(names: Any) -> str:
 
 
 def _show(value: Any) -> str:
-    """The value as YAML writes it, shortened."""
-    shown = json.dumps(value, default=str, ensure_ascii=False)
+    """The value much as YAML writes it, shortened and without secrets."""
+    shown = re.sub(r"//[^/@]*@", "//***@", json.dumps(value, default=str, ensure_ascii=False))
     return shown if len(shown) <= 60 else shown[:57] + "..."

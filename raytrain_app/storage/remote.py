@@ -101,7 +101,13 @@ class RemoteFolder(Folder):
 
     @cached_property
     def _store(self) -> Any:
-        return fs.FileSystem.from_uri(self.uri)[0]
+        store = fs.FileSystem.from_uri(self.uri)[0]
+        if isinstance(store, fs.S3FileSystem):
+            # From a URI, pyarrow lets S3's client try ten times before it says a word, which can hold up the program's end.
+            # Few tries can be set only where a file system is made from options, which is what unpickling does.
+            make, (options,) = store.__reduce__()
+            store = make({**options, "retry_strategy": fs.AwsStandardS3RetryStrategy(max_attempts=2)})
+        return store
 
     def _below(self, *, recursive: bool) -> Any:
         selector = fs.FileSelector(self._key(""), recursive=recursive, allow_not_found=True)
@@ -114,18 +120,17 @@ class RemoteFolder(Folder):
     def _persist(self, doing: str, path: str, operation: Callable[[], T]) -> T:
         """Runs an operation again and again, ever more slowly, until it succeeds, cannot succeed, or the deadline is over."""
         give_up_s = time.monotonic() + self._deadline_s
-        pause_s = FIRST_PAUSE_S
+        pause_s, last_error = FIRST_PAUSE_S, ""
         with explained(doing, self.at(path)):
             while True:
                 try:
                     return _within(give_up_s - time.monotonic(), operation)
-                except (ValueError, NotImplementedError):
-                    raise
+                except TimeoutError:
+                    raise TimeoutError(f"no answer within {self._deadline_s:g} s{last_error}") from None
                 except OSError as error:
-                    if is_denied(error) or is_missing(error) or isinstance(error, TimeoutError):
+                    if is_denied(error) or is_missing(error) or time.monotonic() + pause_s >= give_up_s:
                         raise
-                    if time.monotonic() + pause_s >= give_up_s:
-                        raise
+                    last_error = f" (before that: {error})"
                 time.sleep(pause_s)
                 pause_s = min(2 * pause_s, LONGEST_PAUSE_S)
 
@@ -148,7 +153,7 @@ def _within(seconds: float, operation: Callable[[], T]) -> T:
     try:
         result, error = outcome.get(timeout=max(seconds, 0.0))
     except queue.Empty:
-        raise TimeoutError(f"no answer within {seconds:.0f} s") from None
+        raise TimeoutError from None
     if error is not None:
         raise error
     return result  # type: ignore[no-any-return]

@@ -189,6 +189,7 @@ ONE_PROBLEM = [
     ({"data": {"validation_fraction": 0}}, "checkpoint.monitor: found val_loss, but data.validation_fraction is 0"),
     ({"data": {"validation_fraction": 1}}, "data.validation_fraction: found 1; expected a number below 1"),
     ({"data": {"on_bad_row": "skip"}}, "data.on_bad_row: found"),
+    ({"storage": "s3://key:secret@bucket/x"}, 'storage: found "s3://***@bucket/x"; expected no secrets'),
     ({"storage": "ftp://host/x"}, 'storage: found "ftp://host/x"; expected a folder, gs://bucket/path or s3://bucket/path'),
 ]
 
