@@ -81,7 +81,7 @@ def damage(file: File) -> Iterator[None]:
         raise DataError(f"{file.name} is cut off: its {file.size:,} bytes end before the gzip data does; get it again") from None
     except (gzip.BadGzipFile, zlib.error) as error:
         raise DataError(f"{file.name} is damaged: its gzip data cannot be unpacked ({error}); get it again") from None
-    except (OSError, pa.ArrowException) as error:
+    except (OSError, pa.ArrowException, UnicodeDecodeError) as error:
         raise DataError(f"{file.name} cannot be read: {first_line(error)}") from None
 
 

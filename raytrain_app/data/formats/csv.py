@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import codecs
 import csv
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from typing import BinaryIO
 
 import numpy as np
 import pyarrow as pa
@@ -17,6 +19,7 @@ from raytrain_app.data.parts import Batch, Part, Place, Plan, Want, split_of
 from raytrain_app.errors import DataError
 
 _SNIFF_BYTES = 1 << 20
+_QUESTION_MARKS = bytes(range(128)) + b"?" * 128
 _SUFFIXES = (".csv", ".tsv", ".csv.gz", ".tsv.gz")
 
 
@@ -115,8 +118,10 @@ def _tables(file: File, sniffed: _Sniffed, want: Want, types: dict[str, pa.DataT
     names = [str(place) for place in range(sniffed.width)]
     header_lines = 0 if sniffed.header is None else 1
     with file.unpacked() as stream:
+        if stream.read(len(codecs.BOM_UTF8)) != codecs.BOM_UTF8:
+            stream.seek(0)
         reader = pa_csv.open_csv(
-            stream,
+            _Ascii(stream),
             pa_csv.ReadOptions(
                 use_threads=False, skip_rows=header_lines, column_names=names, block_size=max(1 << 20, 64 * want.row_size)
             ),
@@ -134,6 +139,19 @@ def _tables(file: File, sniffed: _Sniffed, want: Want, types: dict[str, pa.DataT
             lost.clear()
         if lost:
             yield _Lines(pa.table({name: pa.array([], types[name]) for name in names}), np.empty(0, np.int64), lost)
+
+
+class _Ascii:
+    """A stream with a question mark for every byte that is not ASCII: no part of a number, and Arrow cannot show it."""
+
+    closed = False
+
+    def __init__(self, stream: BinaryIO) -> None:
+        self._stream = stream
+
+    def read(self, size: int = -1) -> bytes:
+        data = self._stream.read(size)
+        return data if data.isascii() else data.translate(_QUESTION_MARKS)
 
 
 def _line_numbers(first: int, count: int, skipped: list[int]) -> tuple[np.ndarray, int]:
@@ -225,7 +243,7 @@ def _sniff(file: File) -> _Sniffed:
         raise DataError(nonsense)
     with damage(file), file.unpacked() as stream:
         head = stream.read(_SNIFF_BYTES)
-    line = next((line for line in head.splitlines() if line.strip()), b"").removeprefix(b"\xef\xbb\xbf")
+    line = next((line for line in head.splitlines() if line.strip()), b"").removeprefix(codecs.BOM_UTF8)
     try:
         text = line.decode()
     except UnicodeDecodeError:

@@ -85,7 +85,9 @@ def scan(source: Path | str, task: Task | None = None, **data: Any) -> Scan:
             found.setdefault(part.split, []).append((rows.x, rows.y))
             result.bad += rows.findings.examples
             result.problems += [rows.findings.error] if rows.findings.error else []
-    result.rows = {split: (np.concatenate([x for x, _ in some]), np.concatenate([y for _, y in some])) for split, some in found.items()}
+    result.rows = {
+        split: (np.concatenate([x for x, _ in some]), np.concatenate([y for _, y in some])) for split, some in found.items()
+    }
     return result
 
 

@@ -138,13 +138,25 @@ def test_lines_of_another_width_are_named_once_whatever_comes_after(tmp_path: Pa
     assert len(result.rows["train"][1]) == 99_995
 
 
+def test_bytes_that_are_no_text_are_shown_as_question_marks(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    path = save(tmp_path / "a.csv", [HEADER, *LINES[:3], "1,2,\ufffd", *LINES[3:5], "\ufffd" + LINES[5][1:]])
+    path.write_bytes(path.read_bytes().replace("\ufffd".encode(), b"\xe2"))
+    assert scan(path).bad == [
+        f"{path}, line 5: found 3 columns; expected 17",
+        f"{path}, line 8: found '?', which is no number, in label",
+    ]
+    assert capfd.readouterr().err == ""
+
+
 def test_no_label_column_is_refused(tmp_path: Path) -> None:
     path = save(tmp_path / "test.csv", [line.split(",", 1)[1] for line in [HEADER, *LINES]])
     assert scan(path).problem == f"{path} has no label column: found 16 columns, all pixels; expected 17, the label and 16 pixels"
 
 
 def test_one_hot_is_refused_with_the_way_out_and_read_when_asked(tmp_path: Path) -> None:
-    lines = [line.split(",", 1)[1] + "," + ",".join(str(int(n == y)) for n in range(10)) for line, y in zip(LINES, Y, strict=True)]
+    lines = [
+        line.split(",", 1)[1] + "," + ",".join(str(int(n == y)) for n in range(10)) for line, y in zip(LINES, Y, strict=True)
+    ]
     path = save(tmp_path / "a.csv", lines)
     assert scan(path).problem == (
         f"{path} has 26 columns; expected 17, the label and 16 pixels. If they are 16 pixels and then a one-hot label of 10, set "
@@ -228,4 +240,7 @@ def test_prepare_must_keep_the_rows(tmp_path: Path) -> None:
             return {"x": np.zeros((1, 4, 4)), "y": np.zeros(1)}
 
     path = save(tmp_path / "a.csv", ["a,b", "1,2", "3,4"])
-    assert "the task's prepare made 1 rows of x and 1 of y out of 2 rows; expected as many as it was given" in scan(path, Half()).problem
+    assert (
+        "the task's prepare made 1 rows of x and 1 of y out of 2 rows; expected as many as it was given"
+        in scan(path, Half()).problem
+    )

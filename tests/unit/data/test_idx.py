@@ -206,9 +206,13 @@ def test_flipped_pixels_of_a_well_known_file_are_refused(tmp_path: Path, monkeyp
     write_idx(tmp_path, test_rows=0)
     # Let these small files be as well known as MNIST's.
     for name in ("train-images-idx3-ubyte", "train-labels-idx1-ubyte"):
-        monkeypatch.setitem(__import__("raytrain_app.data.known", fromlist=["x"]).RAW_SIZES, name, (tmp_path / name).stat().st_size)
+        monkeypatch.setitem(
+            __import__("raytrain_app.data.known", fromlist=["x"]).RAW_SIZES, name, (tmp_path / name).stat().st_size
+        )
     text = problems_of(tmp_path)
-    assert "train-images-idx3-ubyte has the name and the size of a well-known file but other content: unpacked, found sha256" in text
+    assert (
+        "train-images-idx3-ubyte has the name and the size of a well-known file but other content: unpacked, found sha256" in text
+    )
     assert "expected ba891046e6505d7aadcbbe25680a0738ad16aec93bde7f9b65e87a2fc25776db (MNIST)" in text
     assert "set data.allow_modified: true" in text
     assert scan(tmp_path, allow_modified=True).problems == []

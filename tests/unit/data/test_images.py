@@ -66,7 +66,10 @@ def test_too_many_classes_are_refused(tmp_path: Path) -> None:
 
 def test_images_in_no_class_folder_are_refused(tmp_path: Path) -> None:
     Image.fromarray(X[0]).save(tmp_path / "a.png")
-    assert scan(tmp_path).problem == f"{tmp_path}/a.png is in no class folder; expected folders such as 3/image.png or train/3/image.png"
+    assert (
+        scan(tmp_path).problem
+        == f"{tmp_path}/a.png is in no class folder; expected folders such as 3/image.png or train/3/image.png"
+    )
 
 
 def test_bad_images_are_named_by_file(tmp_path: Path) -> None:

@@ -91,7 +91,9 @@ def test_labels_that_are_wrong_name_row_and_label(tmp_path: Path) -> None:
 
 def test_one_hot_labels(tmp_path: Path) -> None:
     path = save(tmp_path / "a.npz", x=X, y=np.eye(10)[Y])
-    assert "the label has 10 values a row; expected one class number; if it is one-hot, set data.one_hot: true" in scan(path).problem
+    assert (
+        "the label has 10 values a row; expected one class number; if it is one-hot, set data.one_hot: true" in scan(path).problem
+    )
     assert_rows(scan(path, one_hot=True), {"train": (X, Y)})
 
 

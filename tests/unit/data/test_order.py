@@ -19,7 +19,9 @@ def make_split(block_rows: list[int], window: int, every: int = 1) -> Split:
 sizes = st.lists(st.integers(1, 60), min_size=1, max_size=12)
 
 
-@given(block_rows=sizes, window=st.integers(0, 5), every=st.integers(1, 3), seed=st.integers(0, 2**63 - 1), epoch=st.integers(0, 9))
+@given(
+    block_rows=sizes, window=st.integers(0, 5), every=st.integers(1, 3), seed=st.integers(0, 2**63 - 1), epoch=st.integers(0, 9)
+)
 @pytest.mark.parametrize("mode", ["global", "windowed"])
 def test_every_row_once_an_epoch_over_any_batches_shards_and_workers(
     mode: str, block_rows: list[int], window: int, every: int, seed: int, epoch: int

@@ -96,7 +96,10 @@ def test_a_file_without_the_label_column_is_named(tmp_path: Path) -> None:
 def test_a_renamed_column_in_one_file_of_many_is_named(tmp_path: Path) -> None:
     save(tmp_path / "a.parquet", image=FORMS["list"], label=Y)
     odd = save(tmp_path / "b.parquet", image=FORMS["list"], target=Y)
-    assert scan(tmp_path).problem == f"{odd} has no column label: found image, target; expected label, as in {tmp_path}/a.parquet; rename it"
+    assert (
+        scan(tmp_path).problem
+        == f"{odd} has no column label: found image, target; expected label, as in {tmp_path}/a.parquet; rename it"
+    )
 
 
 def test_types_that_differ_between_files_are_refused(tmp_path: Path) -> None:

@@ -110,7 +110,9 @@ def test_test_rows_from_another_source(tmp_path: Path) -> None:
     assert "there is nothing at" in scan(tmp_path / "a", test_source="nowhere").problem
 
 
-@pytest.mark.parametrize(("name", "folder"), [("mnist", "data/MNIST/raw"), ("fashion-mnist", "home/.keras/datasets/fashion-mnist")])
+@pytest.mark.parametrize(
+    ("name", "folder"), [("mnist", "data/MNIST/raw"), ("fashion-mnist", "home/.keras/datasets/fashion-mnist")]
+)
 @pytest.mark.parametrize("gz", ["", ".gz"])
 def test_folders_of_other_tools_are_found(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, folder: str, gz: str
