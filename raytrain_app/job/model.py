@@ -32,7 +32,7 @@ Mode = Literal["min", "max"]
 class Section(BaseModel):
     """Base of all sections: frozen, no unknown keys, no silent conversions ("3" is not 3, true is not 1), no NaN."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False, ser_json_inf_nan="constants")
 
 
 def _safe_name(value: str) -> str:
@@ -46,7 +46,9 @@ def _storage_uri(value: str) -> str:
     if not value.strip() or (scheme and scheme[1] not in ("gs", "s3", "file")):
         raise PydanticCustomError("storage_uri", "a folder, gs://bucket/path or s3://bucket/path")
     if re.match(r"\w+://[^/]*:[^/]*@", value):
-        raise PydanticCustomError("storage_uri", "no secrets, since the job is kept with the run; set AWS_ACCESS_KEY_ID and such instead")
+        raise PydanticCustomError(
+            "storage_uri", "no secrets, since the job is kept with the run; set AWS_ACCESS_KEY_ID and such instead"
+        )
     return value
 
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import difflib
 import json
+import socket
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -19,7 +20,7 @@ from raytrain_app.storage.records import Record
 from raytrain_app.storage.spool import Spool
 
 JOB, DATA, METRICS, EVENTS, RESULT = "job.yaml", "data.sha256", "metrics.jsonl", "events.jsonl", "result.json"
-LEDGER = "ledger"
+STATUS, LEDGER = "status.json", "ledger"
 
 
 class RunDirectory:
@@ -134,6 +135,14 @@ class RunDirectory:
         """Writes result.json, whole or not at all."""
         self.folder.write(RESULT, records.to_json(result, indent=2).encode())
 
+    def write_status(self, status: Mapping[str, Any]) -> None:
+        """Writes status.json, whole or not at all."""
+        self.folder.write(STATUS, records.to_json(status).encode())
+
+    def read_status(self) -> Record | None:
+        """The newest status that the driver wrote, None before the first."""
+        return dict(json.loads(self.folder.read_text(STATUS))) if self.folder.exists(STATUS) else None
+
     def read_job(self) -> Job:
         """The job that the run was started with.
 
@@ -191,6 +200,21 @@ class RunDirectory:
                 f"run {self.folder.at('')} was started with other data (sha256 {started_with[:12]}..., "
                 f"now {fingerprint[:12]}...); restore the data, or start a new run under another --name"
             )
+
+
+def require_shared(uri: str) -> None:
+    """Checks on a worker's node that the run directory which the driver made is really the same one here, and writable.
+
+    Raises:
+        StorageError: it is not, as with a folder on the driver's own disk and a worker on another machine.
+    """
+    folder = Folder.open(uri)
+    if not folder.exists(JOB):
+        raise StorageError(
+            f"host {socket.gethostname()} does not see the run directory {folder.at('')}; `storage` must be reachable by every "
+            "node: use a network folder, gs://bucket/path or s3://bucket/path"
+        )
+    folder.check_writable()
 
 
 def _taken(folder: Folder) -> StorageError:

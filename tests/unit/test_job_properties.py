@@ -84,6 +84,7 @@ def test_a_job_written_out_loads_back_equal(raw: dict[str, Any]) -> None:
     assert again == job
     assert again.to_yaml() == job.to_yaml()
     assert result_differences(job, again) == []
+    assert job_from_dict(job.model_dump(mode="json")) == job  # as it travels to the workers
     assert again.model.options == {key: value for key, value in raw["model"].items() if key != "name"}
 
 

@@ -11,7 +11,7 @@ from raytrain_app.errors import DataError, JobError, StorageError
 from raytrain_app.job import Job, job_from_dict
 from raytrain_app.state import TrainState
 from raytrain_app.storage.checkpoints import CheckpointStore
-from raytrain_app.storage.rundir import RunDirectory
+from raytrain_app.storage.rundir import RunDirectory, require_shared
 from raytrain_app.storage.tensorboard import TensorBoardWriter
 
 
@@ -95,6 +95,16 @@ def test_storage_that_cannot_be_written_is_refused_before_anything_starts(tmp_pa
     (tmp_path / "file").write_text("in the way")
     with pytest.raises(StorageError, match=r"cannot write to .*/file/runs/first"):
         RunDirectory.reserve(make_job(tmp_path / "file" / "runs"))
+
+
+def test_a_worker_that_does_not_see_the_run_says_so(tmp_path: Path) -> None:
+    directory = RunDirectory.reserve(make_job(tmp_path))
+    with directory.writing("abc"):
+        require_shared(directory.uri)
+    with pytest.raises(
+        StorageError, match=f"does not see the run directory {tmp_path}/elsewhere; `storage` must be reachable by every"
+    ):
+        require_shared(str(tmp_path / "elsewhere"))
 
 
 def test_the_best_checkpoint(tmp_path: Path) -> None:
