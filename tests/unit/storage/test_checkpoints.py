@@ -178,13 +178,14 @@ def test_the_same_step_again_with_other_weights(tmp_path: Path) -> None:
     assert load_step(store) == 1
 
 
-def test_one_saved_after_going_back_is_not_pruned_in_favour_of_damaged_later_ones(tmp_path: Path) -> None:
-    store = make_store(tmp_path, keep=1)
-    store.save(2, make_state(2), {})
-    store.save(3, make_state(3), {})
-    (tmp_path / "step-00000003" / "weights.safetensors").write_bytes(b"")
-    make_store(tmp_path, keep=1).save(2, make_state(2), {})
-    assert load_step(store) == 2
+def test_after_going_back_damaged_later_ones_do_not_count(tmp_path: Path) -> None:
+    store = make_store(tmp_path, keep=2)
+    store.save(10, make_state(10), {})
+    store.save(20, make_state(20), {})
+    (tmp_path / "step-00000020" / "weights.safetensors").write_bytes(b"")
+    store.save(15, make_state(15), {})
+    assert store.steps() == [10, 15, 20]
+    assert load_step(store) == 15
 
 
 def test_unknown_names_are_answered_with_those_there_are(tmp_path: Path) -> None:
@@ -237,7 +238,7 @@ def test_any_damage_to_the_newest_is_noticed(
 
 
 class _DyingFolder(LocalFolder):
-    """Kills its process before the operation that changes the disk for the `left`-th time."""
+    """Kills its process before it changes the disk for the `left`-th time; folders lose their manifest last."""
 
     def __init__(self, path: str, left: int) -> None:
         super().__init__(path)
@@ -248,6 +249,9 @@ class _DyingFolder(LocalFolder):
         super().write(path, data)
 
     def delete(self, path: str) -> None:
+        for file in sorted(Path(self.uri, path).glob("*"), reverse=True):
+            self._count_down()
+            file.unlink()
         self._count_down()
         super().delete(path)
 
@@ -257,26 +261,34 @@ class _DyingFolder(LocalFolder):
         self.left -= 1
 
 
-def _save_and_die(path: Path, step: int, left: int) -> None:
-    CheckpointStore(_DyingFolder(str(path), left), 1, "val_loss", "min").save(step, make_state(step), {"val_loss": 1 / step})
+def _save_and_die(path: Path, left: int, keep: int, step: int, seed: int) -> None:
+    CheckpointStore(_DyingFolder(str(path), left), keep, "val_loss", "min").save(step, make_state(seed), {"val_loss": 1 / step})
 
 
-@pytest.mark.parametrize("step", [2, 3])  # a new step, and the newest one again
-def test_killed_at_any_moment_a_whole_checkpoint_is_left(tmp_path: Path, step: int) -> None:
-    for left in range(20):
+@pytest.mark.parametrize(
+    ("keep", "step", "seed"),
+    [(1, 3, 3), (1, 2, 2), (2, 2, 5)],
+    ids=["new step", "same step, same weights", "same step, other weights"],
+)
+def test_killed_at_any_moment_what_counts_is_whole(tmp_path: Path, keep: int, step: int, seed: int) -> None:
+    for left in range(30):
         path = tmp_path / str(left)
-        store = make_store(path, keep=1)
-        store.save(1, make_state(1), {"val_loss": 1.0})
-        store.save(2, make_state(2), {"val_loss": 0.5})
-        process = FORK.Process(target=_save_and_die, args=(path, step, left))
+        store = make_store(path, keep)
+        for earlier in (1, 2):
+            store.save(earlier, make_state(earlier), {"val_loss": 1 / earlier})
+        process = FORK.Process(target=_save_and_die, args=(path, left, keep, step, seed))
         process.start()
         process.join()
-        assert load_step(store) in (2, step)
-        assert load_step(store, "best") in (2, step)
+        for which in ("latest", "best", *(f"step-{number:08d}" for number in store.steps())):
+            found = store.load(which)
+            assert found is not None
+            assert found[1] in (2, step) or keep == 2
+            assert_equal(found[0], make_state(found[0].progress["step"]))
         store.save(3, make_state(3), {"val_loss": 1 / 3})
-        assert (load_step(store), load_step(store, "best"), store.steps()) == (3, 3, [3])
+        assert (load_step(store), load_step(store, "best")) == (3, 3)
+        assert len(store.steps()) <= keep
         if process.exitcode == 0:
             assert left >= 3
             return
         assert process.exitcode == -signal.SIGKILL
-    pytest.fail("a checkpoint takes fewer than 20 operations")
+    pytest.fail("a checkpoint takes fewer than 30 changes")
