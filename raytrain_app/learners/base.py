@@ -48,6 +48,17 @@ class Learner(Protocol):
         """The parameters alone, by name, on the host."""
         ...
 
+    def flat(self) -> tuple[torch.Tensor, torch.Tensor]:
+        """A copy, on the host, of parameters and float buffers (layout.size,) and of the counters (layout.num_counters,).
+
+        Elements lie where `shard` has their gradients.
+        """
+        ...
+
+    def load_flat(self, vector: torch.Tensor, counters: torch.Tensor) -> None:
+        """Takes over what `flat` gives, from tensors on the host that are only read; the optimizer's state stays."""
+        ...
+
 
 class FastLearner(Learner, Protocol):
     """A learner that also has its framework's own data-parallel step (`train.reduction: fast`)."""

@@ -228,6 +228,19 @@ class TorchLearner:
     def weights(self) -> Arrays:
         return {name: _copy(parameter) for name, parameter in self._parameters.items()}
 
+    def flat(self) -> tuple[torch.Tensor, torch.Tensor]:
+        vector = torch.cat([self._weights.detach(), self._read(self._buffers).to(self.layout.dtype)])
+        return vector.cpu(), self._read(self._counters).cpu()
+
+    def load_flat(self, vector: torch.Tensor, counters: torch.Tensor) -> None:
+        with torch.no_grad():
+            self._weights.copy_(vector[: self.layout.num_parameters])
+            if self._buffers or self._counters:
+                buffers = vector[self.layout.num_parameters :]
+                self._start = buffers.to(self.device, copy=True), counters.to(self.device, copy=True)
+                self._write(self._buffers, self._start[0])
+                self._write(self._counters, self._start[1])
+
     # ---- buffers ----
 
     def _read(self, buffers: Sequence[_Buffer]) -> torch.Tensor:
