@@ -8,14 +8,13 @@ from collections.abc import Callable
 from typing import Any
 
 import ray
-from ray.actor import ActorHandle
 from ray.train import FailureConfig, Result, RunConfig, ScalingConfig
 from ray.train.backend import Backend
 from ray.train.torch import TorchConfig, TorchTrainer
 from ray.train.v2._internal.constants import get_env_vars_to_propagate
 from ray.train.v2._internal.execution.controller import TrainController
-from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
+from raytrain_app.actors import Actor, start_here, wait_for
 from raytrain_app.job import Job
 
 
@@ -40,16 +39,14 @@ class AbortableTrainer(TorchTrainer):
     controller is kept here. Its workers belong to the controller and end with it.
     """
 
-    controller: ActorHandle | None = None
+    controller: Actor | None = None
 
     def _initialize_and_run_controller(self, **arguments: Any) -> Result:
-        here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
-        actor = ray.remote(num_cpus=0, scheduling_strategy=here, runtime_env={"env_vars": get_env_vars_to_propagate()})(
-            TrainController
-        )
-        self.controller = actor.remote(**arguments)
-        ray.get(self.controller.run.remote())
-        return ray.get(self.controller.get_result.remote())
+        options = {"max_restarts": 0, "max_task_retries": 0, "runtime_env": {"env_vars": get_env_vars_to_propagate()}}
+        self.controller = start_here(TrainController, options=options, **arguments)
+        wait_for(self.controller.run.remote())
+        result: Result = wait_for(self.controller.get_result.remote())
+        return result
 
     def abort(self) -> None:
         """Ends the run and its workers at once."""

@@ -13,6 +13,8 @@ from raytrain_app.elastic.receipts import Receipts
 from raytrain_app.errors import RaytrainError, TrainingError
 from raytrain_app.job import Job
 from raytrain_app.report.updates import Update
+from raytrain_app.scaling import Abort, Decision, Retire, Start
+from raytrain_app.storage.requests import Request, Requests
 from raytrain_app.storage.rundir import RunDirectory
 from raytrain_app.storage.tensorboard import TensorBoardWriter
 
@@ -39,6 +41,8 @@ class Recorder:
         self._events: list[Record] = list(directory.read_events())
         self._receipts = Receipts([event["receipt"] for event in self._events if "receipt" in event])
         self._seconds: dict[str, float] = {}
+        self._requests = Requests(directory.folder)
+        self._status_s, self._status_every_s = 0.0, 1.0 if directory.folder.local_path is not None else 10.0
         self._tensorboard = TensorBoardWriter(directory) if job.tensorboard else None
 
     def take(self, mail: Mail, living: Collection[str]) -> list[Record]:
@@ -77,6 +81,41 @@ class Recorder:
             if self._tensorboard is not None:
                 self._tensorboard.add(metrics)
         return crashes
+
+    def requests(self) -> list[Request]:
+        """What other processes ask of the run."""
+        return self._requests.take()
+
+    def decision(self, decision: Decision) -> None:
+        """Tells what the supervisor does about pools."""
+        if isinstance(decision, Start):
+            self.event("pool_start", node=decision.node_id, workers=decision.size)
+        elif isinstance(decision, Retire):
+            self.event("pool_retire", pool=decision.pool)
+        elif isinstance(decision, Abort):
+            self.event("pool_abort", pool=decision.pool)
+
+    def status(self, mail: Mail, limits: tuple[int, int]) -> None:
+        """Writes status.json every second or so: who trains, and that the driver is alive."""
+        now_s = time.time()
+        if now_s - self._status_s < self._status_every_s:
+            return
+        self._status_s = now_s
+        workers = [
+            {"worker": w.worker_id, "pool": w.pool, "node": w.node_id, "pid": w.pid, "state": w.standing.value, "clock": w.clock}
+            for w in mail.workers
+        ]
+        status = {
+            "time": now_s,
+            "every_s": self._status_every_s,
+            "generation": mail.generation,
+            "stopping": mail.stopping,
+            "limits": list(limits),
+            "total_steps": self._total_steps,
+            "workers": workers,
+            "worker_seconds": mail.seconds,
+        }
+        self._directory.write_status(status)
 
     def event(self, kind: str, **details: Any) -> None:
         """Writes an event of the driver's own."""

@@ -15,10 +15,9 @@ from dataclasses import dataclass
 from typing import Any
 
 import ray
-from ray.actor import ActorHandle
-from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from raytrain_app import __version__
+from raytrain_app.actors import Actor, start_here, wait_for
 from raytrain_app.checks import find_problems
 from raytrain_app.cluster.nodes import living_nodes
 from raytrain_app.data import Dataset, load
@@ -30,6 +29,7 @@ from raytrain_app.job import Job
 from raytrain_app.recorder import Recorder
 from raytrain_app.report.updates import Update
 from raytrain_app.session import ray_session
+from raytrain_app.storage.audit import write_rows
 from raytrain_app.storage.rundir import RunDirectory
 from raytrain_app.strategies import train_body
 from raytrain_app.strategies.worker import WorkerSpec
@@ -85,6 +85,8 @@ def run(job: Job, *, resume: bool = False, address: str | None = None, on_update
         for note in dataset.notes:
             update(Update("note", note))
         with directory.writing(dataset.fingerprint):
+            if job.audit:
+                write_rows(directory.ledger, dataset.train.ids)
             recorder = Recorder(job, len(dataset.train), directory, update)
             record = _train(job, dataset, directory, recorder, size, interrupted)
     if record["status"] == "stopped":
@@ -97,8 +99,8 @@ def _train(
 ) -> dict[str, Any]:
     """Starts membership and workers, listens until the run is over, and writes result.json whatever the end is."""
     recorder.event("start", version=__version__, ray=ray.__version__, workers=size)
-    membership = _start_membership(job, size, recorder.recorded)
-    vault = ray.remote(Vault).options(num_cpus=0, max_restarts=-1, max_task_retries=-1, scheduling_strategy=_here()).remote()
+    membership = start_here(Membership, size, recorder.recorded, job.failure.heartbeat_s, options={"max_concurrency": 1000})
+    vault = start_here(Vault)
     spec = job.model_dump(mode="json"), [ray.put(dataset)], membership, vault, directory.uri
     supervisor = Supervisor(job, membership, PoolBody(train_body(job), lambda pool: WorkerSpec(*spec, pool)))
     outcome: RaytrainError | None = None
@@ -118,13 +120,14 @@ def _train(
 
 
 def _listen(
-    job: Job, membership: ActorHandle, supervisor: Supervisor, recorder: Recorder, interrupted: threading.Event
+    job: Job, membership: Actor, supervisor: Supervisor, recorder: Recorder, interrupted: threading.Event
 ) -> list[dict[str, Any]]:
     """Takes mail and tends the pools until all workers are done; returns their summaries."""
     budget, started_s = FailureBudget(job.failure.max_restarts), time.monotonic()
-    most = job.scaling.workers.max
+    limits = job.scaling.workers.min, job.scaling.workers.max
+    stop = False
     while True:
-        mail: Mail = ray.get(membership.mail.remote(recorder.recorded, MAIL_S))
+        mail: Mail = wait_for(membership.mail.remote(recorder.recorded, MAIL_S))
         for crash in recorder.take(mail, {node.node_id for node in living_nodes()}):
             reason = budget.crash(recorder.recorded)
             if reason is not None:
@@ -133,37 +136,31 @@ def _listen(
             raise TrainingError(mail.failure.message, mail.failure.traceback)
         if mail.summaries:
             return mail.summaries
-        if mail.limits is not None:
-            most = mail.limits[1]
+        for request in recorder.requests():
+            stop = stop or request["kind"] == "stop"
+            if request["kind"] == "scale":
+                limits = request["least"], min(request["most"], job.num_shards)
+                recorder.event("scale", least=limits[0], most=limits[1])
+            elif request["kind"] == "checkpoint":
+                wait_for(membership.request.remote(checkpoint=True))
+        if (stop or interrupted.is_set()) and not mail.stopping:
+            recorder.note("stopping: finishing the step and writing a checkpoint (Ctrl-C again ends at once)")
+            wait_for(membership.request.remote(stop=True))
         if not mail.generation and time.monotonic() - started_s > job.scaling.wait_s:
             _start_with_those_there(job, membership, mail)
-        supervisor.tend(mail.workers, most)
-        if interrupted.is_set() and not mail.stopping:
-            recorder.note("stopping: finishing the step and writing a checkpoint (Ctrl-C again ends at once)")
-            ray.get(membership.request.remote(stop=True))
+        for decision in supervisor.tend(mail, limits[1]):
+            recorder.decision(decision)
+        recorder.status(mail, limits)
 
 
-def _start_with_those_there(job: Job, membership: ActorHandle, mail: Mail) -> None:
+def _start_with_those_there(job: Job, membership: Actor, mail: Mail) -> None:
     """After `scaling.wait_s` a run starts with the workers that came, if they are enough."""
     if len(mail.workers) < job.scaling.workers.min:
         raise ClusterError(
             f"{len(mail.workers)} of at least {job.scaling.workers.min} workers started within scaling.wait_s = "
             f"{job.scaling.wait_s:g} s; something else may use the cluster's resources: see `ray status`"
         )
-    ray.get(membership.expect.remote(len(mail.workers)))
-
-
-def _start_membership(job: Job, size: int, recorded: int) -> ActorHandle:
-    """Starts the membership actor. When it dies it is started again, calls are retried, and it learns from the workers."""
-    actor = ray.remote(Membership).options(
-        num_cpus=0, max_concurrency=1000, max_restarts=-1, max_task_retries=-1, scheduling_strategy=_here()
-    )
-    return actor.remote(size, recorded, job.failure.heartbeat_s)
-
-
-def _here() -> NodeAffinitySchedulingStrategy:
-    """The driver's node: elsewhere an actor could die with a worker's node."""
-    return NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
+    wait_for(membership.expect.remote(len(mail.workers)))
 
 
 @contextmanager

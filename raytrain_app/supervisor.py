@@ -8,11 +8,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import ray
-from ray.actor import ActorHandle
-
+from raytrain_app.actors import Actor, wait_for
 from raytrain_app.cluster.nodes import Node, ask_autoscaler, living_nodes, room
-from raytrain_app.elastic.membership import WorkerView
+from raytrain_app.cluster.spot import ensure_watchers, metadata_host
+from raytrain_app.elastic.membership import Mail, WorkerView
 from raytrain_app.elastic.roster import Standing
 from raytrain_app.errors import ClusterError
 from raytrain_app.job import Job
@@ -68,20 +67,22 @@ class Supervisor:
         body: what the workers run.
     """
 
-    def __init__(self, job: Job, membership: ActorHandle, body: PoolBody) -> None:
+    def __init__(self, job: Job, membership: Actor, body: PoolBody) -> None:
         self._job, self._membership, self._body = job, membership, body
-        self._wanted = job.scaling.workers.max
         self._pools: dict[int, Pool] = {}
         self._started = 0
         self._retiring: set[int] = set()
         self._settling = Settling()
         self._asked = 0
+        self._incarnation = ""
+        self._watchers: dict[str, Actor] = {}
+        self._metadata_host = metadata_host()
 
-    def tend(self, workers: Sequence[WorkerView], most: int) -> list[Decision]:
+    def tend(self, mail: Mail, most: int) -> list[Decision]:
         """Compares what is with what should be, acts on the difference, and returns what it did.
 
         Args:
-            workers: all workers that are not gone.
+            mail: the newest from the membership.
             most: workers that should train if there is room.
 
         Raises:
@@ -89,9 +90,13 @@ class Supervisor:
         """
         self._bury()
         nodes = living_nodes()
-        decisions = self._decide(nodes, workers, most)
+        decisions = self._decide(nodes, mail.workers, most)
         for decision in decisions:
-            self._act(decision, workers)
+            self._act(decision, mail.workers)
+        if mail.incarnation != self._incarnation:  # a restarted membership has forgotten what it was asked
+            self._incarnation = mail.incarnation
+            wait_for(self._membership.rearrange.remote(retire=sorted(self._retiring)))
+        ensure_watchers(self._watchers, {pool.node_id for pool in self._pools.values()}, self._metadata_host)
         places = sum(room(node.resources, self._job.scaling.resources_per_worker) for node in nodes if not node.draining)
         wish = most if places < most else 0
         if wish != self._asked:
@@ -105,6 +110,7 @@ class Supervisor:
         for pool in self._pools.values():
             if not pool.ended(max(0.0, deadline_s - time.monotonic())):
                 pool.abort()
+        ensure_watchers(self._watchers, (), None)
         if self._asked:
             ask_autoscaler(0, self._job.scaling.resources_per_worker)
 
@@ -136,7 +142,7 @@ class Supervisor:
         def of_pool(pool: int, *standings: Standing) -> list[str]:
             return [worker.worker_id for worker in workers if worker.pool == pool and worker.standing in standings]
 
-        rearrange = self._membership.rearrange.remote
+        rearrange: Any = self._membership.rearrange.remote
         if isinstance(decision, Start):
             number, self._started = self._started, self._started + 1
             self._pools[number] = Pool(
@@ -146,12 +152,12 @@ class Supervisor:
             self._pools.pop(decision.pool).abort()
         elif isinstance(decision, Retire):
             self._retiring.add(decision.pool)
-            ray.get(rearrange(retire=[decision.pool]))
+            wait_for(rearrange(retire=[decision.pool]))
         elif isinstance(decision, Park):
             training = of_pool(decision.pool, Standing.ACTIVE, Standing.WAITING)
-            ray.get(rearrange(park=training[len(training) - decision.count :]))
+            wait_for(rearrange(park=training[len(training) - decision.count :]))
         elif isinstance(decision, Unpark):
-            ray.get(rearrange(unpark=of_pool(decision.pool, Standing.PARKED)[: decision.count]))
+            wait_for(rearrange(unpark=of_pool(decision.pool, Standing.PARKED)[: decision.count]))
 
 
 def _lack(job: Job, places: int, nodes: Sequence[Node]) -> str:

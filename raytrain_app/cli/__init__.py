@@ -13,6 +13,9 @@ from typing import Annotated
 import typer
 
 from raytrain_app import __version__
+from raytrain_app.cli.audit import audit
+from raytrain_app.cli.control import scale, status, stop
+from raytrain_app.cli.drill import drill
 from raytrain_app.cli.init import init
 from raytrain_app.cli.run import check, run
 from raytrain_app.errors import EXIT_DONE, EXIT_FAILED, EXIT_INTERRUPTED, RaytrainError, TrainingError
@@ -44,7 +47,7 @@ def _options(
     pass
 
 
-for _command in (init, check, run):
+for _command in (init, check, run, status, scale, stop, audit, drill):
     app.command()(_command)
 
 

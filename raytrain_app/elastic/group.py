@@ -12,6 +12,7 @@ from contextlib import contextmanager, suppress
 import psutil
 import torch
 import torch.distributed as dist
+from torch.distributed import PrefixStore, TCPStore  # type: ignore[attr-defined]
 
 from raytrain_app.elastic.roster import Generation
 from raytrain_app.errors import ClusterError
@@ -38,7 +39,7 @@ class Rendezvous:
 
     def __init__(self, host: str) -> None:
         self.host = host
-        self.store = dist.TCPStore(host, 0, is_master=True, wait_for_workers=False)
+        self.store = TCPStore(host, 0, is_master=True, wait_for_workers=False)
         self.port: int = self.store.port
 
 
@@ -63,13 +64,13 @@ class Group:
             return
         generation, limit = self.generation, _seconds(timeout_s)
         with collective():
-            store: dist.Store = self._rendezvous.store
+            store: TCPStore = self._rendezvous.store
             if self.rank > 0:
-                store = dist.TCPStore(generation.host, generation.port, is_master=False, wait_for_workers=False, timeout=limit)
+                store = TCPStore(generation.host, generation.port, is_master=False, wait_for_workers=False, timeout=limit)
             store.set_timeout(limit)
             dist.init_process_group(
                 "gloo" if self.device.type == "cpu" else "cpu:gloo,cuda:nccl",
-                store=dist.PrefixStore(f"generation-{generation.number}", store),
+                store=PrefixStore(f"generation-{generation.number}", store),
                 rank=self.rank,
                 world_size=self.world_size,
                 timeout=_seconds(self._timeout_s),

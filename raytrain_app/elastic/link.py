@@ -6,11 +6,10 @@ import threading
 import time
 from typing import Any
 
-import ray
-from ray.actor import ActorHandle
 from ray.exceptions import RayError
 
-from raytrain_app.elastic.membership import Dated, Signals
+from raytrain_app.actors import Actor, wait_for
+from raytrain_app.elastic.membership import Signals
 from raytrain_app.elastic.progress import Stopwatch
 from raytrain_app.elastic.roster import Generation, WorkerInfo
 
@@ -25,14 +24,14 @@ class Link:
     delivers them, and a new leader goes on where the last delivery ended.
     """
 
-    def __init__(self, membership: ActorHandle, info: WorkerInfo) -> None:
+    def __init__(self, membership: Actor, info: WorkerInfo) -> None:
         self.info = info
         self.stopwatch = Stopwatch()
         self.signals = Signals()
         self.clock = -1
         self._membership = membership
         self._generation: Generation | None = None
-        self._pending: list[Dated] = []
+        self._pending: list[tuple[int, dict[str, Any]]] = []
         self._sent = -1
         self._sent_s = 0.0
         self._closed = threading.Event()
@@ -41,10 +40,11 @@ class Link:
 
     def join(self) -> Generation | None:
         """Blocks until this worker is in a generation; None means that the run is over for it."""
-        self._generation = ray.get(self._membership.join.remote(self.info, self.clock))
-        if self._generation is not None:
-            self._sent = self._generation.recorded
-        return self._generation
+        generation: Generation | None = wait_for(self._membership.join.remote(self.info, self.clock))
+        if generation is not None:
+            self._sent = generation.recorded
+        self._generation = generation
+        return generation
 
     def record(self, record: dict[str, Any]) -> None:
         """Adds a step or epoch record; the leader delivers it within about `SEND_S`."""
@@ -70,17 +70,17 @@ class Link:
 
     def leave(self) -> None:
         """Tells that this worker leaves; it must not join again."""
-        ray.get(self._membership.leave.remote(self.info.worker_id, self.stopwatch.read()))
+        wait_for(self._membership.leave.remote(self.info.worker_id, self.stopwatch.read()))
 
     def done(self, summary: dict[str, Any]) -> None:
         """Delivers all records and tells that this worker finished the run."""
         self.deliver()
-        ray.get(self._membership.done.remote(self.info.worker_id, summary, self.stopwatch.read()))
+        wait_for(self._membership.done.remote(self.info.worker_id, summary, self.stopwatch.read()))
 
     def fail(self, message: str, traceback: str = "") -> None:
         """Ends the run with an error."""
         self.deliver()
-        ray.get(self._membership.fail.remote(self.info.worker_id, message, traceback))
+        wait_for(self._membership.fail.remote(self.info.worker_id, message, traceback))
 
     def close(self) -> None:
         """Ends the thread."""
@@ -91,7 +91,7 @@ class Link:
         while not self._closed.is_set():
             generation = self._generation.number if self._generation else 0
             try:
-                signals = ray.get(
+                signals: Signals = wait_for(
                     self._membership.signals.remote(self.info, generation, self.clock, version, self.stopwatch.read())
                 )
             except RayError:

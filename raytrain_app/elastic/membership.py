@@ -16,9 +16,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import ray
-from ray.actor import ActorHandle
 from ray.exceptions import ActorUnavailableError, RayActorError
 
+from raytrain_app.actors import Actor
 from raytrain_app.elastic.receipts import CLASSES
 from raytrain_app.elastic.roster import Generation, Roster, Standing, Worker, WorkerInfo
 
@@ -88,7 +88,6 @@ class Mail:
         incarnation: changes when the actor was restarted, which has forgotten what was asked of it.
         stopping: a stop was asked for.
         generation: number of the current generation; 0 before the first.
-        limits: workers at least and at most, once `scale` has changed them.
         seconds: lifetimes of all workers there ever were, added up by class.
     """
 
@@ -99,7 +98,6 @@ class Mail:
     incarnation: str = ""
     stopping: bool = False
     generation: int = 0
-    limits: tuple[int, int] | None = None
     seconds: dict[str, float] = field(default_factory=dict)
 
 
@@ -121,7 +119,6 @@ class Membership:
         self._changed = asyncio.Condition()
         self._version = 0
         self._stop = self._checkpoint = False
-        self._limits: tuple[int, int] | None = None
         self._over = False
         self._failure: Failure | None = None
         self._records: list[Dated] = []
@@ -229,7 +226,6 @@ class Membership:
             incarnation=self._incarnation,
             stopping=self._stop,
             generation=self._roster.generation,
-            limits=self._limits,
             seconds=self._seconds(),
         )
 
@@ -242,12 +238,6 @@ class Membership:
         """Asks for a stop or a checkpoint; it happens at the next step boundary."""
         self._stop, self._checkpoint = self._stop or stop, self._checkpoint or checkpoint
         await self._tell()
-
-    async def scale(self, least: int, most: int) -> None:
-        """New limits for the number of workers; the driver's supervisor acts on them."""
-        self._limits = (least, most)
-        self._event("scale", least=least, most=most)
-        await self._tell_driver()
 
     async def rearrange(self, *, park: Sequence[str] = (), unpark: Sequence[str] = (), retire: Sequence[int] = ()) -> None:
         """Asks workers to step aside, to come back, or whole pools to leave for good."""
@@ -335,7 +325,7 @@ class Membership:
             "worker_lost", worker=worker.info.worker_id, node=worker.info.node_id, cause=cause, workers=len(self._present())
         )
 
-    async def _is_alive(self, handle: ActorHandle) -> bool:
+    async def _is_alive(self, handle: Actor) -> bool:
         """Whether Ray still has the actor; one that does not answer in time counts as alive until the deadline."""
         try:
             await asyncio.wait_for(handle.__ray_ready__.remote(), 1.0)

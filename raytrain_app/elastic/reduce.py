@@ -133,7 +133,8 @@ class Reducer:
         heads = [packet[0] for packet in packets]
         fixed = self.num_flags + self.layout.num_counters
         highest = torch.stack([h[:fixed] for h in heads]).amax(0)
-        node_scores, partial = {}, {}
+        node_scores: dict[Node, torch.Tensor] = {}
+        partial: dict[Node, torch.Tensor] = {}
         told_by_all: list[int] = []
         for nodes, (head, sums) in zip(self.covers, packets, strict=True):
             end = fixed + NUM_SCORES * len(nodes)

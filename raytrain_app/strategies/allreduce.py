@@ -150,7 +150,7 @@ class AllReduce:
     def _restore(self) -> None:
         """Goes on from the vault's snapshot or the newest good checkpoint on storage, whichever is further."""
         kept = self._keeper.newest() if self._keeper is not None else None
-        if kept is not None and kept.progress["step"] >= max(self._store.list(), default=0):
+        if kept is not None and kept.progress["step"] >= max(self._store.steps(), default=0):
             self._load(kept)
             self._tell_resume("memory")
             return

@@ -13,8 +13,8 @@ from typing import Any
 import ray
 import ray.train
 import torch
-from ray.actor import ActorHandle
 
+from raytrain_app.actors import Actor, wait_for
 from raytrain_app.data import Dataset
 from raytrain_app.elastic.group import Rendezvous, choose_interface
 from raytrain_app.elastic.link import Link
@@ -22,6 +22,7 @@ from raytrain_app.elastic.roster import WorkerInfo
 from raytrain_app.errors import RaytrainError
 from raytrain_app.job import Job, job_from_dict
 from raytrain_app.learners.base import Learner
+from raytrain_app.storage.rundir import require_shared
 from raytrain_app.task import Task, load_task
 
 
@@ -39,9 +40,9 @@ class WorkerSpec:
     """
 
     job: Mapping[str, Any]
-    dataset: list[ray.ObjectRef]
-    membership: ActorHandle
-    vault: ActorHandle | None
+    dataset: list[ray.ObjectRef[Dataset]]
+    membership: Actor
+    vault: Actor | None
     directory: str
     pool: int
 
@@ -58,11 +59,11 @@ class Worker:
     rendezvous: Rendezvous
     device: torch.device
     directory: str
-    vault: ActorHandle | None
+    vault: Actor | None
 
 
 @contextmanager
-def reporting(membership: ActorHandle, worker_id: str) -> Any:
+def reporting(membership: Actor, worker_id: str) -> Any:
     """Ends the run with the error when the body raises one; the worker itself returns normally, so nobody restarts it."""
     try:
         yield
@@ -80,6 +81,7 @@ def run_worker(spec: WorkerSpec, train: Callable[[Worker], None]) -> None:
     with reporting(spec.membership, worker_id):
         job = job_from_dict(spec.job)
         device = torch.device("cuda", torch.cuda.current_device()) if job.scaling.uses_gpu else torch.device("cpu")
+        require_shared(spec.directory)
         worker = _build(spec, job, worker_id, device)
         try:
             train(worker)

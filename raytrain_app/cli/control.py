@@ -1,0 +1,95 @@
+"""`raytrain status`, `scale` and `stop`: looking at a running job and changing it, from any process that sees its storage."""
+
+from __future__ import annotations
+
+import json
+import time
+from typing import Annotated, Any
+
+import typer
+
+from raytrain_app.errors import ClusterError, JobError
+
+Run = Annotated[str, typer.Argument(metavar="RUN", help="The run: its directory, or its name below --storage.")]
+Storage = Annotated[str, typer.Option("--storage", metavar="URI", help="Where to look for a run that is given by name.")]
+WAIT_S = 15.0
+
+
+def status(
+    run: Run,
+    storage: Storage = "runs",
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON for scripts.")] = False,
+) -> None:
+    """Show how far a run is and who trains.
+
+    Example: [bold]raytrain status mnist-torch[/bold]
+    """
+    from raytrain_app.report.state import read_state, state_lines
+    from raytrain_app.storage.requests import find_run
+
+    state = read_state(find_run(run, storage))
+    if as_json:
+        typer.echo(json.dumps(state.to_json()))
+        return
+    for line in state_lines(state):
+        typer.echo(line)
+
+
+def scale(
+    run: Run,
+    workers: Annotated[str, typer.Argument(metavar="N|MIN..MAX", help="How many workers the run may have now.")],
+    storage: Storage = "runs",
+) -> None:
+    """Change how many workers a running job has; nothing restarts.
+
+    Example: [bold]raytrain scale mnist-torch 1..8[/bold]
+    """
+    from pydantic import ValidationError
+
+    from raytrain_app.job.model import Workers
+    from raytrain_app.storage.requests import Request, find_run
+    from raytrain_app.storage.rundir import RunDirectory
+
+    try:
+        limits = Workers.model_validate(int(workers) if workers.isdecimal() else workers)
+    except ValidationError:
+        raise JobError(f"N|MIN..MAX: found {workers!r}; expected a number of at least 1, or min..max such as 1..4") from None
+    folder = find_run(run, storage)
+    job = RunDirectory.open(folder.uri).read_job()
+    if limits.max > job.num_shards:
+        raise JobError(
+            f"at most {job.num_shards} workers can share a batch of this run, whose job says train.virtual_shards: "
+            f"{job.train.virtual_shards}; it cannot be changed while the run goes on"
+        )
+    _ask(folder, Request(kind="scale", least=limits.min, most=limits.max))
+    typer.echo(f"{job.name} may have {limits} workers now; `raytrain status {run}` shows who trains")
+
+
+def stop(run: Run, storage: Storage = "runs") -> None:
+    """Stop a running job: it finishes the step, writes a checkpoint, and can be resumed.
+
+    Example: [bold]raytrain stop mnist-torch[/bold]
+    """
+    from raytrain_app.storage.requests import Request, find_run
+
+    folder = find_run(run, storage)
+    _ask(folder, Request(kind="stop"))
+    typer.echo("stopping; `raytrain run` with --resume goes on from there")
+
+
+def _ask(folder: Any, request: Any) -> None:
+    """Posts a request and waits until the run's driver has taken it up."""
+    from raytrain_app.storage.requests import Requests
+
+    if folder.exists("result.json"):
+        raise ClusterError(f"the run in {folder.at('')} has ended; there is nothing to change")
+    requests = Requests(folder)
+    name, deadline_s = requests.post(request), time.monotonic() + WAIT_S
+    while requests.waits(name):
+        if time.monotonic() > deadline_s:
+            requests.withdraw(name)
+            raise ClusterError(
+                f"nobody answered for the run in {folder.at('')} within {WAIT_S:g} s; "
+                "its driver is gone. `raytrain run` with --resume goes on from the last checkpoint"
+            )
+        time.sleep(0.2)

@@ -1,0 +1,168 @@
+"""`drill`: trains a job under a random schedule of real faults, then without, and checks that nothing tells them apart."""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import ray
+
+from raytrain_app import runner
+from raytrain_app.errors import JobError
+from raytrain_app.faults import Injector, plan_faults
+from raytrain_app.job import Job
+from raytrain_app.report.updates import Update
+from raytrain_app.session import NAMESPACE, ray_session
+from raytrain_app.storage.audit import EpochAudit, audit_run, summary
+from raytrain_app.storage.folder import Folder
+
+
+@dataclass
+class DrillResult:
+    """What a drill found.
+
+    Attributes:
+        disturbed, calm: result.json of the two runs.
+        faults: what was done, in order.
+        audit: of the disturbed run, by epoch.
+    """
+
+    disturbed: dict[str, Any]
+    calm: dict[str, Any]
+    faults: list[dict[str, Any]]
+    audit: list[EpochAudit]
+
+    @property
+    def broken(self) -> list[str]:
+        """The promises that were broken, as sentences."""
+        broken = []
+        if self.disturbed["weights_sha256"] != self.calm["weights_sha256"]:
+            broken.append("the weights differ from those of the undisturbed run")
+        metrics = ("train_loss", "val_loss", "val_accuracy", "test_loss", "test_accuracy", "steps", "samples")
+        broken += [f"{name} differs" for name in metrics if self.disturbed[name] != self.calm[name]]
+        broken += [epoch.sentence() for epoch in self.audit if not epoch.exact]
+        return broken
+
+    def lines(self) -> list[str]:
+        """The findings for people."""
+        pauses: dict[str, list[float]] = {}
+        for receipt in self.disturbed["disruptions"]:
+            pauses.setdefault(receipt["cause"], []).append(receipt["paused_s"])
+        done = ", ".join(
+            f"{f['kind']} at step {f['step']}" + (f" (skipped: {f['skipped']})" if "skipped" in f else "") for f in self.faults
+        )
+        lines = [
+            f"faults           {done or 'none'}",
+            f"weights          {self.disturbed['weights_sha256'][:16]} disturbed, {self.calm['weights_sha256'][:16]} calm",
+            *(f"audit            {line}" for line in summary(self.audit)),
+            *(
+                f"pauses           {cause}: {len(found)}, median {sorted(found)[len(found) // 2]:.2f} s, longest {max(found):.2f} s"
+                for cause, found in pauses.items()
+            ),
+            f"steps redone     {self.disturbed['steps_redone']:,} of {self.disturbed['steps']:,}",
+            f"goodput          {self.disturbed['goodput']:.2f} disturbed, {self.calm['goodput']:.2f} calm",
+        ]
+        return lines + [f"BROKEN           {sentence}" for sentence in self.broken]
+
+
+class LocalNodes:
+    """A cluster of several Ray nodes on this machine: a head without CPUs for the driver, and nodes for the workers."""
+
+    def __init__(self, count: int, resources: Mapping[str, float]) -> None:
+        from ray.cluster_utils import Cluster
+
+        self._resources = dict(resources)
+        self._cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 0, "include_dashboard": False})
+        for _ in range(count):
+            self.add()
+
+    @property
+    def address(self) -> str:
+        """For `ray.init`."""
+        return str(self._cluster.address)
+
+    def add(self) -> None:
+        """Starts a node."""
+        others = {name: amount for name, amount in self._resources.items() if name not in ("CPU", "GPU")}
+        cpus, gpus = self._resources.get("CPU", 0), self._resources.get("GPU", 0)
+        self._cluster.add_node(num_cpus=cpus, num_gpus=gpus, resources=others, wait=False)
+
+    def remove(self, node_id: str) -> None:
+        """Kills a node's raylet, as a power cut would."""
+        for node in self._cluster.worker_nodes:
+            if node.node_id == node_id:
+                self._cluster.remove_node(node, allow_graceful=False)
+                return
+
+    def close(self) -> None:
+        """Ends all nodes."""
+        self._cluster.shutdown()
+
+
+@contextmanager
+def local_nodes(job: Job, count: int) -> Iterator[LocalNodes]:
+    """Nodes on this machine that together have just room for the job's largest number of workers."""
+    each = math.ceil(job.scaling.workers.max / count)
+    nodes = LocalNodes(count, {name: math.ceil(amount * each) for name, amount in job.scaling.resources_per_worker.items()})
+    try:
+        ray.init(address=nodes.address, namespace=NAMESPACE, log_to_driver=False, logging_level=logging.ERROR)
+        yield nodes
+    finally:
+        ray.shutdown()
+        nodes.close()
+
+
+def drill(
+    job: Job,
+    counts: Mapping[str, int],
+    seed: int,
+    *,
+    address: str | None = None,
+    num_nodes: int = 2,
+    on_update: Callable[[Update], None] | None = None,
+) -> DrillResult:
+    """Trains the job twice, disturbed and calm, with audit.
+
+    Args:
+        job: what to train; its name gets suffixes.
+        counts: how many faults of which of `faults.KINDS`.
+        seed: of the schedule.
+        address: a running cluster to do it on; None makes `num_nodes` nodes on this machine.
+        num_nodes: see there.
+        on_update: told of both runs.
+
+    Raises:
+        JobError: nodes cannot be lost on a cluster that is not the drill's own.
+    """
+    if address is not None and any(counts.get(kind) for kind in ("drain", "node")):
+        raise JobError("--drain and --node take machines away; they work on the drill's own nodes, without --address")
+    base = f"{job.name}-drill-{seed}"
+    names = {"disturbed": f"{base}-disturbed", "calm": f"{base}-calm"}
+    jobs = {kind: job.model_copy(update={"name": name, "audit": True}) for kind, name in names.items()}
+    tell = on_update or (lambda _: None)
+    if address is not None:
+        with ray_session(address):
+            return _both(jobs, counts, seed, None, tell)
+    with local_nodes(job, num_nodes) as nodes:
+        return _both(jobs, counts, seed, nodes, tell)
+
+
+def _both(
+    jobs: Mapping[str, Job], counts: Mapping[str, int], seed: int, nodes: LocalNodes | None, tell: Callable[[Update], None]
+) -> DrillResult:
+    calm = runner.run(jobs["calm"], on_update=tell)
+    most = jobs["calm"].scaling.workers.max
+    directory = Folder.open(jobs["disturbed"].storage).child(jobs["disturbed"].name)
+    injector = Injector(plan_faults(seed, counts, calm.record["steps"]), seed, directory.uri, most, nodes)
+
+    def watch(update: Update) -> None:
+        injector.watch(update)
+        tell(update)
+
+    disturbed = runner.run(jobs["disturbed"], on_update=watch)
+    injector.join()
+    return DrillResult(disturbed.record, calm.record, injector.committed, audit_run(directory))
