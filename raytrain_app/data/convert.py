@@ -11,6 +11,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from raytrain_app.data.checking import MAX_EXAMPLES, good_rows
+from raytrain_app.data.files import first_line
 from raytrain_app.data.load import plan_data, wanted
 from raytrain_app.errors import DataError
 from raytrain_app.task import Task
@@ -40,6 +41,8 @@ def convert(data: Data, task: Task, out: Path) -> tuple[dict[str, int], int]:
     """
     if out.exists():
         raise DataError(f"{out} exists already; delete it, or write to another file")
+    if not out.absolute().parent.is_dir():
+        raise DataError(f"the folder of {out} does not exist; make it first")
     want = wanted(data, task)
     plan = plan_data(data, task, want)
     if plan.problems:
@@ -66,7 +69,7 @@ def convert(data: Data, task: Task, out: Path) -> tuple[dict[str, int], int]:
             raise DataError("\n".join(examples[:MAX_EXAMPLES]) + more + "\nCorrect these rows, or leave them out with --drop")
         os.replace(part_file, out)
     except OSError as error:
-        raise DataError(f"{out} cannot be written: {error.strerror or error}") from None
+        raise DataError(f"{out} cannot be written: {first_line(error)}") from None
     finally:
         part_file.unlink(missing_ok=True)
     return written, bad

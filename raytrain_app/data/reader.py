@@ -27,13 +27,16 @@ class Reader:
     Args:
         blocks: what to read from.
         max_blocks: how many blocks to keep mapped, at least 1; by default as many as the order needs at a time.
+
+    Attributes:
+        mapped: arrays of the blocks that are mapped now, by block number, least recently used first.
     """
 
     def __init__(self, blocks: Blocks, max_blocks: int | None = None) -> None:
         self._blocks = blocks
         self._starts = np.asarray(blocks.starts)
         self._max_blocks = max_blocks or blocks.window or len(blocks.refs)
-        self._mapped: OrderedDict[int, Rows] = OrderedDict()
+        self.mapped: OrderedDict[int, Rows] = OrderedDict()
         self._lock = Lock()
         self._thread: ThreadPoolExecutor | None = None
         self._ahead: tuple[np.ndarray, Future[Rows]] | None = None
@@ -57,7 +60,7 @@ class Reader:
 
         Does nothing if the rows are few and in mapped blocks, when `rows` would be ready before a thread has started.
         """
-        if len(ids) * self._row_bytes <= _BACKGROUND_BYTES and all(b in self._mapped for b in np.unique(self._block_of(ids))):
+        if len(ids) * self._row_bytes <= _BACKGROUND_BYTES and all(b in self.mapped for b in np.unique(self._block_of(ids))):
             return
         if self._thread is None:
             self._thread = ThreadPoolExecutor(1, "reader")
@@ -88,13 +91,13 @@ class Reader:
             return xs, ys
 
     def _block(self, number: int) -> Rows:
-        if number in self._mapped:
-            self._mapped.move_to_end(number)
-            return self._mapped[number]
-        while len(self._mapped) >= self._max_blocks:
-            self._mapped.popitem(last=False)
-        self._mapped[number] = arrays(ray.get(self._blocks.refs[number]), self._blocks.shape)
-        return self._mapped[number]
+        if number in self.mapped:
+            self.mapped.move_to_end(number)
+            return self.mapped[number]
+        while len(self.mapped) >= self._max_blocks:
+            self.mapped.popitem(last=False)
+        self.mapped[number] = arrays(ray.get(self._blocks.refs[number]), self._blocks.shape)
+        return self.mapped[number]
 
 
 def arrays(table: pa.Table, shape: tuple[int, ...]) -> Rows:

@@ -56,19 +56,16 @@ def read_parts(parts: Sequence[Part], want: Want, prepare: Prepare | None) -> li
     }
     anywhere = any(is_remote(file.name) for part in parts for file in part.files)
     summarise = ray.remote(num_cpus=0)(_summary)
-    refs, summaries = [], []
+    blocks = []
     with _quiet(), DataContext.current(context):
         rows = ray.data.read_datasource(
             _PartsDatasource(parts, want, prepare), override_num_blocks=len(parts), **({} if anywhere else here)
         )
         for bundle in rows.iter_internal_ref_bundles():
             for entry in bundle.blocks:
-                refs.append(entry.ref)
-                # At once, while the block is in memory.
-                summaries.append(summarise.remote(entry.ref))
-    blocks = []
-    for ref, (number, found, labels) in zip(refs, ray.get(summaries), strict=True):
-        blocks.append(ReadBlock(ref, parts[number].split, Findings(**found), labels))
+                # At once, while the block is in memory, and where it is: a block on another node is not brought here.
+                number, found, labels = ray.get(summarise.remote(entry.ref)) if anywhere else _summary(ray.get(entry.ref))
+                blocks.append(ReadBlock(entry.ref, parts[number].split, Findings(**found), labels))
     return blocks
 
 
@@ -82,8 +79,9 @@ def to_table(rows: GoodRows, part: int = 0) -> pa.Table:
 
 
 def _summary(table: pa.Table) -> tuple[int, dict[str, Any], np.ndarray]:
+    """The part, the findings and a copy of the labels, so that the block itself may leave memory."""
     part, found = json.loads(table.schema.metadata[_METADATA])
-    return part, found, table.column("y").to_numpy()
+    return part, found, table.column("y").to_numpy().copy()
 
 
 class _PartsDatasource(Datasource):

@@ -98,3 +98,6 @@ def assert_rows(result: Scan, expected: Mapping[str, tuple[np.ndarray, np.ndarra
     for split, (x, y) in expected.items():
         np.testing.assert_array_equal(result.rows[split][0], x)
         np.testing.assert_array_equal(result.rows[split][1], y)
+
+
+DIGITS = Digits()

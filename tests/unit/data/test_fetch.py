@@ -70,7 +70,7 @@ def cut_off(handler: BaseHTTPRequestHandler, body: bytes) -> None:
     start = int((handler.headers.get("Range") or "bytes=0-")[6:-1])
     rest = body[start:]
     status = {"status": 206, "Content_Range": f"bytes {start}-{len(body) - 1}/{len(body)}"} if start else {"status": 200}
-    send(handler, rest[: max(len(rest) // 2, min(len(rest), 400_000))], len(rest), **status)  # type: ignore[arg-type]
+    send(handler, rest[: max(len(rest) // 2, min(len(rest), 400_000))], len(rest), **status)
 
 
 def cut_off_without_resume(handler: BaseHTTPRequestHandler, body: bytes) -> None:
@@ -221,8 +221,8 @@ def test_every_mirror_is_named_with_its_reason_and_nothing_is_left(tmp_path: Pat
     for line, url, reason in zip(lines[1:-1], urls, reasons, strict=True):
         assert line.startswith(f"  {url}a.gz: {reason}")
     assert lines[-1] == (
-        f"Put the files of Tiny into {tmp_path} yourself, set data.source to a folder that has them, or use data.source: mnist-sample, "
-        "which needs no download"
+        f"Put the files of Tiny into {tmp_path} yourself, set data.source to a folder that has them, or use data.source: "
+        "mnist-sample, which needs no download"
     )
     assert_clean(tmp_path)
 
@@ -271,7 +271,7 @@ def test_a_users_own_url_is_kept_until_it_changes(tmp_path: Path, mirrors: Calla
     assert fetch_url(url, offline=False, patience=PATIENCE, folder=tmp_path).read_text() == "two"
     mirror.close()
     assert fetch_url(url, offline=True, folder=tmp_path).read_text() == "two"
-    with pytest.raises(DataError, match="cannot be downloaded: no connection .*; data.offline: true uses the copy in the cache"):
+    with pytest.raises(DataError, match=r"cannot be downloaded: no connection .*; data.offline: true uses the copy in the cache"):
         fetch_url(url, offline=False, patience=PATIENCE, folder=tmp_path)
     mirrors().clear()
 
@@ -283,7 +283,7 @@ def test_a_users_own_url_that_fails_leaves_nothing(tmp_path: Path, mirrors: Call
     ):
         fetch_url(f"{mirror.url}a.gz", offline=False, patience=PATIENCE, folder=tmp_path)
     assert [path.name for path in tmp_path.rglob("*") if path.is_file()] == [".lock"]
-    with pytest.raises(DataError, match="is not in the cache .*, and data.offline: true forbids to download it"):
+    with pytest.raises(DataError, match=r"is not in the cache .*, and data.offline: true forbids to download it"):
         fetch_url(f"{mirror.url}a.gz", offline=True, folder=tmp_path)
 
 

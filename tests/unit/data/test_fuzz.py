@@ -81,7 +81,7 @@ def assert_plain(result: Scan) -> None:
         assert "Traceback" not in text
         assert 20 < len(text) < 2000
     for x, y in result.rows.values():
-        assert (x.shape[1:], x.dtype, y.dtype, len(x)) == ((4, 4), np.uint8, np.int64, len(y))
+        assert (x.shape[1:], x.dtype.name, y.dtype.name, len(x)) == ((4, 4), "uint8", "int64", len(y))
         assert ((y >= 0) & (y < 10)).all()
 
 

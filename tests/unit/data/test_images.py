@@ -25,6 +25,11 @@ def save(folder: Path, suffix: str = "png", classes: str = "0123456789") -> Path
     return folder
 
 
+def save_one(path: Path, image: np.ndarray) -> None:
+    path.parent.mkdir()
+    Image.fromarray(image).save(path)
+
+
 def by_class(rows: np.ndarray) -> np.ndarray:
     """In the order in which sorted folders have them."""
     return np.concatenate([rows[start::10] for start in range(10)])
@@ -51,14 +56,14 @@ def test_names_of_classes_are_numbered_in_order_and_said(tmp_path: Path) -> None
 
 
 def test_a_class_folder_named_like_a_split_is_a_class(tmp_path: Path) -> None:
-    Image.fromarray(X[0]).save((tmp_path / "test").mkdir() or tmp_path / "test" / "a.png")
-    Image.fromarray(X[1]).save((tmp_path / "cat").mkdir() or tmp_path / "cat" / "b.png")
+    save_one(tmp_path / "test" / "a.png", X[0])
+    save_one(tmp_path / "cat" / "b.png", X[1])
     assert_rows(scan(tmp_path), {"train": (X[[1, 0]], np.array([0, 1]))})
 
 
 def test_too_many_classes_are_refused(tmp_path: Path) -> None:
     save(tmp_path, classes="abcdefghij")
-    Image.fromarray(X[0]).save((tmp_path / "k").mkdir() or tmp_path / "k" / "a.png")
+    save_one(tmp_path / "k" / "a.png", X[0])
     assert scan(tmp_path).problem == (
         "found 11 class folders (a, b, c, d, e, ...); expected at most 10, the number of classes; set data.classes to it"
     )

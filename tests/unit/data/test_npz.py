@@ -51,8 +51,8 @@ def test_whole_floats_become_uint8_and_fractions_are_explained(tmp_path: Path) -
     assert_rows(scan(save(tmp_path / "a.npz", x=X.astype(np.float64), y=Y)), {"train": (X, Y)})
     scaled = save(tmp_path / "b.npz", x=X / 255, y=Y)
     assert scan(scaled).problem == (
-        f"{scaled}, x: the values of x are fractions between 0 and 1; the task expects whole numbers 0..255; multiply them by 255 in "
-        "the task's prepare, or give its columns a float dtype"
+        f"{scaled}, x: the values of x are fractions between 0 and 1; the task expects whole numbers 0..255; multiply them by "
+        "255 in the task's prepare, or give its columns a float dtype"
     )
 
 

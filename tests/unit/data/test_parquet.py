@@ -20,7 +20,7 @@ X, Y = images(20), labels(20)
 ROWS = {"train": (X, Y)}
 
 
-def save(path: Path, row_group_size: int = 7, **columns: Any) -> Path:
+def save(path: Path, *, row_group_size: int = 7, **columns: Any) -> Path:
     path.parent.mkdir(parents=True, exist_ok=True)
     pq.write_table(pa.table(columns), path, row_group_size=row_group_size)
     return path
@@ -54,8 +54,8 @@ def test_reads_every_form_of_image_column(tmp_path: Path, form: str) -> None:
 
 
 def test_reads_a_column_a_pixel(tmp_path: Path) -> None:
-    columns = {f"pixel{n}": X.reshape(20, 16)[:, n] for n in range(16)}
-    assert_rows(scan(save(tmp_path / "a.parquet", **columns, label=Y)), ROWS)
+    columns: dict[str, Any] = {f"pixel{n}": X.reshape(20, 16)[:, n] for n in range(16)}
+    assert_rows(scan(save(tmp_path / "a.parquet", label=Y, **columns)), ROWS)
 
 
 def test_a_split_column_names_the_splits(tmp_path: Path) -> None:

@@ -66,8 +66,8 @@ def test_hidden_and_foreign_files_are_passed_over(tmp_path: Path) -> None:
 def test_nothing_there(tmp_path: Path) -> None:
     text = scan(tmp_path / "nowhere").problem
     assert text == (
-        f"data.source: there is nothing at {tmp_path}/nowhere (looked in {tmp_path}); expected a file, a folder, a glob or a URI, or one "
-        "of mnist-sample, mnist, fashion-mnist"
+        f"data.source: there is nothing at {tmp_path}/nowhere (looked in {tmp_path}); expected a file, a folder, a glob or a "
+        "URI, or one of mnist-sample, mnist, fashion-mnist"
     )
     assert scan("fashion_mnst").problem.endswith("; did you mean fashion-mnist?")
     assert "there is nothing at" in scan(tmp_path).problem
@@ -138,9 +138,9 @@ def test_offline_says_where_it_looked(tmp_path: Path, monkeypatch: pytest.Monkey
     with pytest.raises(DataError) as error:
         locate_known("mnist", offline=True)
     assert str(error.value) == (
-        f"data.source: MNIST is not on this machine (looked in {tmp_path}/cache/mnist, ./data/MNIST/raw, ./MNIST/raw, ~/data/MNIST/raw, "
-        "~/.keras/datasets/mnist.npz), and data.offline: true forbids to download it; run `raytrain data fetch mnist` where there is a "
-        "network"
+        f"data.source: MNIST is not on this machine (looked in {tmp_path}/cache/mnist, ./data/MNIST/raw, ./MNIST/raw, "
+        "~/data/MNIST/raw, ~/.keras/datasets/mnist.npz), and data.offline: true forbids to download it; run `raytrain data fetch "
+        "mnist` where there is a network"
     )
 
 
