@@ -46,7 +46,7 @@ def load(job: Job, task: Task) -> Dataset:
         if plan.problems:
             raise DataError("\n".join(plan.problems))
         blocks = read_parts(plan.parts, want, task.prepare if want.raw else None)
-    dropped = _refuse_bad(blocks, drop=job.data.on_bad_row == "drop")
+    dropped = refuse_bad([block.findings for block in blocks], drop=job.data.on_bad_row == "drop")
     train, held_out, test = ([block for block in blocks if block.split == split] for split in SPLITS)
     return _dataset(job, want, source, train, held_out, test, plan.notes, dropped)
 
@@ -111,13 +111,13 @@ def _put(generated: Mapping[str, Rows], want: Want, source: str) -> list[ReadBlo
     return blocks
 
 
-def _refuse_bad(blocks: Sequence[ReadBlock], drop: bool) -> tuple[int, list[str]]:
+def refuse_bad(findings: Sequence[Findings], drop: bool) -> tuple[int, list[str]]:
     """Raises for damaged files and, unless they may be dropped, for bad rows; the number of those dropped, and the first."""
-    errors = list(dict.fromkeys(block.findings.error for block in blocks if block.findings.error))
+    errors = list(dict.fromkeys(found.error for found in findings if found.error))
     if errors:
         raise DataError("\n".join(errors))
-    bad = sum(block.findings.bad for block in blocks)
-    examples = [text for block in blocks for text in block.findings.examples][:MAX_EXAMPLES]
+    bad = sum(found.bad for found in findings)
+    examples = [text for found in findings for text in found.examples][:MAX_EXAMPLES]
     if bad and not drop:
         more = f"\n... and {bad - len(examples):,} more bad rows" if bad > len(examples) else ""
         raise DataError("\n".join(examples) + more + "\nCorrect these rows, or set data.on_bad_row: drop to go on without them")
