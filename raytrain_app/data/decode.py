@@ -8,6 +8,8 @@ import warnings
 import numpy as np
 from PIL import Image
 
+from raytrain_app.data.parts import times
+
 _FORMATS = ("PNG", "JPEG", "BMP", "GIF", "WEBP", "TIFF")
 _MODES = {1: ("L", "1"), 3: ("RGB",), 4: ("RGBA",)}
 
@@ -49,7 +51,7 @@ def decode(data: bytes, shape: tuple[int, ...] | None) -> np.ndarray:
 def _check(image: Image.Image, shape: tuple[int, ...]) -> None:
     height, width, channels = (*shape, 1)[:3] if len(shape) in (2, 3) else (0, 0, 0)
     if (image.height, image.width) != (height, width):
-        raise BadImageError(f"found an image of {image.height} x {image.width}; expected {' x '.join(map(str, shape))}")
+        raise BadImageError(f"found an image of {image.height} x {image.width}; expected {times(shape)}")
     if image.mode not in _MODES.get(channels, ()):
         raise BadImageError(
             f"found an image of mode {image.mode}; expected {' or '.join(_MODES.get(channels, ('none',)))}; convert it, or "

@@ -73,13 +73,13 @@ def fetch_set(
     """
     with _locked(folder):
         for file in KNOWN[name].files:
-            if not is_complete(folder, file):
+            if not (is_complete(folder, file) and _sha256(folder / file.name) == file.sha256):
                 urls = [mirror + file.name for mirror in mirrors or KNOWN[name].mirrors]
                 _fetch_file(urls, folder / file.name, file, patience, on_bytes, KNOWN[name].title)
 
 
 def is_complete(folder: Path, file: KnownFile) -> bool:
-    """Whether the published file is in `folder`; files get their final name only after their checksum was right."""
+    """Whether the published file is in `folder`, by its size: files get their name only after their checksum was right."""
     path = folder / file.name
     return path.is_file() and path.stat().st_size == file.size
 
@@ -171,11 +171,15 @@ def _fetch_from(url: str, part: Path, file: KnownFile, patience: Patience, on_by
             return
 
 
+def _sha256(path: Path) -> str:
+    return hashlib.sha256(path.read_bytes()).hexdigest()
+
+
 def _verify(part: Path, file: KnownFile) -> None:
-    data = part.read_bytes()
-    found = hashlib.sha256(data).hexdigest()
+    found = _sha256(part)
     if found == file.sha256:
         return
+    data = part.read_bytes()
     part.unlink()
     if data.lstrip()[:14].lower().startswith((b"<!doctype html", b"<html")):
         raise _MirrorError(f"it answered with a web page of {len(data):,} bytes; expected {file.size:,} bytes")

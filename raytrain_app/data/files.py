@@ -19,6 +19,8 @@ from pyarrow import fs
 from raytrain_app.errors import DataError
 
 GZIP = b"\x1f\x8b"
+# Scheme, credentials, bucket and path (which may be a glob), options.
+_REMOTE = re.compile(r"(?P<scheme>(?:gs|gcs|s3)://)(?P<user>[^/@]*@)?(?P<path>.*?)(?P<options>\?\w+=.*)?$")
 _HTML = re.compile(rb"\s*<(!doctype|html|head|\?xml)", re.IGNORECASE)
 
 
@@ -27,20 +29,22 @@ class File:
     """One file of a source.
 
     Attributes:
-        name: path or URI, as the user would write it.
+        name: path or URI for people, without the URI's options and credentials.
         inside: the path below the source's root, which may name split and class.
         size: in bytes.
+        uri: what to open, where that is a URI; empty for a local path.
     """
 
     name: str
     inside: str
     size: int
+    uri: str = ""
 
     def open(self) -> BinaryIO:
         """The file, for binary reading; seekable."""
-        if not is_remote(self.name):
+        if not self.uri:
             return open(self.name, "rb")
-        filesystem, path = fs.FileSystem.from_uri(self.name)
+        filesystem, path = fs.FileSystem.from_uri(self.uri)
         return cast(BinaryIO, filesystem.open_input_file(path))
 
     @contextlib.contextmanager
@@ -91,11 +95,6 @@ def first_line(error: BaseException) -> str:
     return line if len(line) <= 300 else line[:297] + "..."
 
 
-def is_remote(name: str) -> bool:
-    """Whether `name` is a URI that Arrow opens, so that any node can."""
-    return bool(re.match(r"(gs|gcs|s3)://", name))
-
-
 def find_files(source: str) -> list[File]:
     """The files that a path, a glob, a URI or several of them separated by commas mean, in the order of their names.
 
@@ -103,7 +102,7 @@ def find_files(source: str) -> list[File]:
         DataError: there are none, or a bucket cannot be listed.
     """
     names = [source] if os.path.exists(os.path.expanduser(source)) else [name.strip() for name in source.split(",")]
-    return [file for name in names if name for file in (_remote(name) if is_remote(name) else _local(name))]
+    return [file for name in names if name for file in (_remote(name) if _REMOTE.match(name) else _local(name))]
 
 
 def _local(name: str) -> list[File]:
@@ -119,25 +118,27 @@ def _local(name: str) -> list[File]:
     return _visible(files, name, f"looked in {os.path.abspath(root or '.')}")
 
 
-def _remote(name: str) -> list[File]:
-    pattern = bool(re.search(r"[*?\[]", name))
-    base = re.split(r"[*?\[]", name)[0].rpartition("/")[0] if pattern else name.rstrip("/")
+def _remote(uri: str) -> list[File]:
+    match = cast("re.Match[str]", _REMOTE.match(uri))
+    scheme, user, path, options = (match[group] or "" for group in ("scheme", "user", "path", "options"))
+    pattern = bool(re.search(r"[*?\[]", path))
+    root = re.split(r"[*?\[]", path)[0].rpartition("/")[0] if pattern else path.rstrip("/")
     try:
-        filesystem, path = fs.FileSystem.from_uri(base)
-        info = filesystem.get_file_info(path)
+        filesystem, root = fs.FileSystem.from_uri(f"{scheme}{user}{root}{options}")
+        info = filesystem.get_file_info(root)
         if info.type == fs.FileType.File:
-            return [File(name, os.path.basename(path), info.size)]
-        listed = filesystem.get_file_info(fs.FileSelector(path, recursive=True, allow_not_found=True))
+            return [File(scheme + root, os.path.basename(root), info.size, uri)]
+        listed = filesystem.get_file_info(fs.FileSelector(root, recursive=True, allow_not_found=True))
     except (OSError, pa.ArrowException) as error:
         raise DataError(
-            f"{name} cannot be listed: {first_line(error)}; check the URI, the credentials and the network of this machine"
+            f"{scheme}{path} cannot be listed: {first_line(error)}; check the URI, the credentials and this machine's network"
         ) from None
-    files = []
-    for entry in sorted(listed, key=lambda entry: cast(str, entry.path)):
-        uri = base + entry.path[len(path) :]
-        if entry.type == fs.FileType.File and (not pattern or fnmatch.fnmatch(uri, name)):
-            files.append(File(uri, entry.path[len(path) :].lstrip("/"), entry.size))
-    return _visible(files, name, f"listed {base}")
+    files = [
+        File(scheme + entry.path, entry.path[len(root) :].lstrip("/"), entry.size, f"{scheme}{user}{entry.path}{options}")
+        for entry in sorted(listed, key=lambda entry: cast(str, entry.path))
+        if entry.type == fs.FileType.File and (not pattern or fnmatch.fnmatch(entry.path, path))
+    ]
+    return _visible(files, scheme + path, f"listed {scheme}{root}")
 
 
 def _visible(files: list[File], name: str, looked: str) -> list[File]:

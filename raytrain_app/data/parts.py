@@ -26,6 +26,11 @@ def split_of(name: str) -> str | None:
     return next((_SPLIT_WORDS[word] for word in words if word in _SPLIT_WORDS), None)
 
 
+def times(shape: tuple[int, ...]) -> str:
+    """A shape for people: (28, 28) is "28 x 28"."""
+    return " x ".join(map(str, shape)) or "one number"
+
+
 @dataclass(frozen=True)
 class Want:
     """What every row must look like, and how raw rows are turned into that.
@@ -37,6 +42,7 @@ class Want:
         transpose: swap the first two axes of every `x`.
         label_offset: taken away from every label as stored.
         one_hot: the label is the place of the 1 among `num_classes` columns.
+        title: the data set that the source's name promises; None if the source is just files.
         raw: the task prepares the source's own columns itself, so a format must not guess what they mean.
         allow_modified: accept a well-known file whose checksum is not the published one.
     """
@@ -47,6 +53,7 @@ class Want:
     transpose: bool = False
     label_offset: int = 0
     one_hot: bool = False
+    title: str | None = None
     raw: bool = False
     allow_modified: bool = False
 

@@ -17,7 +17,6 @@ from ray.data import DataContext, Datasource, ReadTask
 from ray.data.block import BlockMetadata
 
 from raytrain_app.data.checking import Findings, GoodRows, good_rows
-from raytrain_app.data.files import is_remote
 from raytrain_app.data.parts import Part, Want
 from raytrain_app.data.rows import Prepare
 
@@ -54,7 +53,7 @@ def read_parts(parts: Sequence[Part], want: Want, prepare: Prepare | None) -> li
         "concurrency": min(len(parts), os.cpu_count() or 1),
         "label_selector": {"ray.io/node-id": ray.get_runtime_context().get_node_id()},
     }
-    anywhere = any(is_remote(file.name) for part in parts for file in part.files)
+    anywhere = any(file.uri for part in parts for file in part.files)
     summarise = ray.remote(num_cpus=0)(_summary)
     blocks = []
     with _quiet(), DataContext.current(context):

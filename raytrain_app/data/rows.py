@@ -10,7 +10,7 @@ import numpy as np
 
 from raytrain_app.data.decode import BadImageError, decode
 from raytrain_app.data.files import first_line
-from raytrain_app.data.parts import Batch, Want
+from raytrain_app.data.parts import Batch, Want, times
 from raytrain_app.errors import DataError
 
 Prepare = Callable[[Mapping[str, np.ndarray]], Mapping[str, np.ndarray]]
@@ -94,8 +94,7 @@ def _inputs(raw: np.ndarray, want: Want, batch: Batch, bad: dict[int, str]) -> n
         raise DataError(f"{_where(batch)}: x has the type {raw.dtype}; expected numbers that fit {dtype}")
     if not _fits(raw.shape[1:], shape):
         raise DataError(
-            f"{_where(batch)}: found x of {_times(raw.shape[1:])}; the task expects {_times(shape)}; override its prepare to "
-            "resize"
+            f"{_where(batch)}: found x of {times(raw.shape[1:])}; the task expects {times(shape)}; override its prepare to resize"
         )
     flat = raw.reshape(rows, want.row_size)
     _find_bad_values(flat, dtype, batch, bad)
@@ -110,10 +109,6 @@ def _fits(found: tuple[int, ...], shape: tuple[int, ...]) -> bool:
     """Whether rows of shape `found` are rows of `shape`: flat, or equal but for axes of length 1."""
     size = int(np.prod(shape, dtype=np.int64))
     return found == (size,) or [n for n in found if n != 1] == [n for n in shape if n != 1]
-
-
-def _times(shape: tuple[int, ...]) -> str:
-    return " x ".join(map(str, shape)) or "one number"
 
 
 def _find_bad_values(flat: np.ndarray, dtype: np.dtype, batch: Batch, bad: dict[int, str]) -> None:
@@ -175,7 +170,7 @@ def _one(value: object, want: Want) -> np.ndarray:
     if array.dtype.kind not in "uifb":
         raise BadImageError(f"x is {type(value).__name__} {str(value)[:40]!r}; expected numbers or an encoded image")
     if not _fits(array.shape, want.columns.shape):
-        raise BadImageError(f"found x of {_times(array.shape)}; expected {_times(want.columns.shape)}")
+        raise BadImageError(f"found x of {times(array.shape)}; expected {times(want.columns.shape)}")
     return array
 
 
@@ -186,7 +181,7 @@ def _labels(raw: np.ndarray, want: Want, bad: dict[int, str]) -> np.ndarray:
         raw = raw[:, 0]
     if raw.ndim != 1:
         raise DataError(
-            f"the label has {_times(raw.shape[1:])} values a row; expected one class number"
+            f"the label has {times(raw.shape[1:])} values a row; expected one class number"
             + ("; if it is one-hot, set data.one_hot: true" if raw.ndim == 2 else "")
         )
     values = raw.astype(np.float64) if raw.dtype.kind in "uifb" else _label_numbers(raw, bad)
@@ -215,7 +210,7 @@ def _label_numbers(raw: np.ndarray, bad: dict[int, str]) -> np.ndarray:
 def _one_hot(raw: np.ndarray, want: Want, bad: dict[int, str]) -> np.ndarray:
     classes = want.columns.num_classes
     if raw.ndim != 2 or raw.shape[1] != classes or raw.dtype.kind not in "uifb":
-        raise DataError(f"the label has {_times(raw.shape[1:])} values a row; expected {classes} numbers with data.one_hot: true")
+        raise DataError(f"the label has {times(raw.shape[1:])} values a row; expected {classes} numbers with data.one_hot: true")
     right = ((raw == 0) | (raw == 1)).all(axis=1) & ((raw == 1).sum(axis=1) == 1)
     for row in np.flatnonzero(~right):
         bad.setdefault(int(row), f"the one-hot label is {raw[row].tolist()}; expected one 1 and zeros")

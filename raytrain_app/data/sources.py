@@ -33,6 +33,8 @@ def plan_source(
         as_test: all that is wanted are test rows; a source that does not speak of splits has nothing else.
     """
     plan = Plan()
+    if source in KNOWN:
+        want = dataclasses.replace(want, title=KNOWN[source].title)
     try:
         files = _find(source, offline, download, plan)
         if files is not None:
@@ -46,9 +48,8 @@ def plan_source(
         tests = [part for part in plan.parts if part.split == "test"]
         plan.parts = tests or [dataclasses.replace(part, split="test") for part in plan.parts]
     elif files is not None and not plan.problems and not any(part.split == "train" for part in plan.parts):
-        plan.problems.append(
-            f"data.source: {source} has no rows for training, only for {' and '.join({p.split for p in plan.parts})}"
-        )
+        others = " and ".join(dict.fromkeys(part.split for part in plan.parts))
+        plan.problems.append(f"data.source: {source} has no rows for training" + (f", only for {others}" if others else ""))
     return plan
 
 

@@ -16,7 +16,7 @@ import numpy as np
 
 from raytrain_app.data import known
 from raytrain_app.data.files import GZIP, File, damage, read_all
-from raytrain_app.data.parts import Batch, Part, Place, Plan, Want, split_of
+from raytrain_app.data.parts import Batch, Part, Place, Plan, Want, split_of, times
 from raytrain_app.errors import DataError
 
 _DTYPES = {0x08: ">u1", 0x09: ">i1", 0x0B: ">i2", 0x0C: ">i4", 0x0D: ">f4", 0x0E: ">f8"}
@@ -64,7 +64,7 @@ def plan(files: Sequence[File], want: Want) -> Plan:
         named = re.search(r"images?|labels?", os.path.basename(file.inside), re.IGNORECASE)
         if named and named[0].lower().rstrip("s") != role.rstrip("s"):
             plan.problems.append(
-                f"{file.name} holds {role}, but its name says {named[0]}: found {_times(header.shape)} values; expected "
+                f"{file.name} holds {role}, but its name says {named[0]}: found {times(header.shape)} values; expected "
                 f"{'labels, one dimension' if role == 'images' else 'images, more than one dimension'}; are two files swapped?"
             )
             continue
@@ -96,8 +96,8 @@ def read(part: Part, want: Want) -> Iterator[Batch]:
         if stop == streams[0].header.shape[0]:
             for stream in streams:
                 stream.check_end()
-        if part.start == 0 and not want.allow_modified:
-            _check_published(streams)
+            if part.start == 0 and not want.allow_modified:
+                _check_published(streams, *part.where)
 
 
 class _Stream:
@@ -146,7 +146,7 @@ def _check_header(file: File) -> _Header:
     if file.head(2) != GZIP and file.size != header.file_bytes:
         problem = "cut off" if file.size < header.file_bytes else "too long"
         raise DataError(
-            f"{file.name} is {problem}: found {file.size:,} bytes; its header says {_times(header.shape)} values, so expected "
+            f"{file.name} is {problem}: found {file.size:,} bytes; its header says {times(header.shape)} values, so expected "
             f"{header.file_bytes:,} bytes; get it again"
         )
     return header
@@ -166,14 +166,10 @@ def _read_header(file: File, data: bytes) -> _Header:
     header = _Header(np.dtype(_DTYPES[data[2]]), struct.unpack(f">{data[3]}I", data[4 : 4 + 4 * data[3]]))
     if 0 in header.shape[1:] or header.file_bytes > _MOST_DEFLATED * max(file.size, 1):
         raise DataError(
-            f"{file.name} is damaged: its header says {_times(header.shape)} values, which its {file.size:,} bytes cannot hold; "
+            f"{file.name} is damaged: its header says {times(header.shape)} values, which its {file.size:,} bytes cannot hold; "
             "get it again"
         )
     return header
-
-
-def _times(shape: tuple[int, ...]) -> str:
-    return " x ".join(map(str, shape))
 
 
 def _check_families(pairs: dict[str, dict[str, tuple[File, _Header]]], plan: Plan) -> None:
@@ -207,32 +203,38 @@ def _pair(pair: dict[str, tuple[File, _Header]], split: str, want: Want, plan: P
         return []
     if image_header.row_bytes != want.row_size * image_header.dtype.itemsize and not want.raw:
         plan.problems.append(
-            f"{images.name} has images of {_times(image_header.shape[1:])}; the task expects {_times(want.columns.shape)}; "
+            f"{images.name} has images of {times(image_header.shape[1:])}; the task expects {times(want.columns.shape)}; "
             "choose another task, or override its prepare to resize"
         )
         return []
+    where = (want.title,) if want.title else ()
     if images.head(2) == GZIP or labels.head(2) == GZIP or rows == 0:
-        return [Part(split, "idx", (images, labels))]
+        return [Part(split, "idx", (images, labels), where=where)]
     step = want.part_rows
-    return [Part(split, "idx", (images, labels), first, min(first + step, rows)) for first in range(0, rows, step)]
+    return [Part(split, "idx", (images, labels), first, min(first + step, rows), where) for first in range(0, rows, step)]
 
 
-def _check_published(streams: Sequence[_Stream]) -> None:
-    """Refuses files with a published name and size but other content, or images of one data set with another's labels."""
+def _check_published(streams: Sequence[_Stream], title: str | None = None) -> None:
+    """Refuses files with other content than the name promises, and images of one data set with labels of another.
+
+    What promises is a published file name together with the published size, or the name of the data set in `data.source`.
+    """
     titles = []
     for stream in streams:
         name = known.published_name(stream.file.name)
-        if name is None or stream.header.file_bytes != known.RAW_SIZES[name]:
+        if title is None and (name is None or stream.header.file_bytes != known.RAW_SIZES[name]):
             return
         digest = stream.digest.hexdigest()
         titles.append(known.title_of(digest))
         if titles[-1] is None:
+            promise = f"is meant to be {title}'s" if title else "has the name and the size of a well-known file"
             raise DataError(
-                f"{stream.file.name} has the name and the size of a well-known file but other content: unpacked, found sha256 "
-                f"{digest}; expected {known.expected_raw(name)}; get it again, or set data.allow_modified: true if it is meant "
-                "to be other data"
+                f"{stream.file.name} {promise} but has other content: unpacked, found sha256 {digest}; expected "
+                f"{known.expected_raw(name) if name else 'that of a published file'}; get it again, or set data.allow_modified: true if other data is meant"
             )
     if titles[0] != titles[1]:
         raise DataError(
             f"{streams[0].file.name} is {titles[0]}'s, but {streams[1].file.name} is {titles[1]}'s; expected both of one data set"
         )
+    if title not in (None, titles[0]):
+        raise DataError(f"{streams[0].file.name} is {titles[0]}'s; expected {title}'s, which data.source names")

@@ -15,7 +15,7 @@ import numpy as np
 
 from raytrain_app.data.files import File, damage, first_line, read_all
 from raytrain_app.data.known import KERAS_NPZ
-from raytrain_app.data.parts import SPLITS, Batch, Part, Place, Plan, Want, split_of
+from raytrain_app.data.parts import SPLITS, Batch, Part, Place, Plan, Want, split_of, times
 from raytrain_app.errors import DataError
 
 _KEYS = "x_train and y_train (x_test, y_test), or train_images and train_labels (test_images, test_labels)"
@@ -67,9 +67,7 @@ class _Array:
             )
         found, expected = info.file_size - self._stream.tell(), math.prod(self.shape) * self.dtype.itemsize
         if found != expected:
-            raise self._damaged(
-                f"its header says {' x '.join(map(str, self.shape))} of {self.dtype}, {expected:,} bytes; found {found:,}"
-            )
+            raise self._damaged(f"its header says {times(self.shape)} of {self.dtype}, {expected:,} bytes; found {found:,}")
 
     def __enter__(self) -> _Array:
         return self
@@ -139,8 +137,7 @@ def _check_pair(file: File, archive: zipfile.ZipFile, x_key: str, y_key: str, wa
             raise DataError(f"{file.name}: {x_key} has {x.rows:,} rows, but {y_key} has {y.rows:,}; expected as many in both")
         if math.prod(x.shape[1:]) != want.row_size and not want.raw:
             raise DataError(
-                f"{file.name}: {x_key} has rows of {' x '.join(map(str, x.shape[1:]))}; the task expects "
-                f"{' x '.join(map(str, want.columns.shape))}"
+                f"{file.name}: {x_key} has rows of {times(x.shape[1:])}; the task expects {times(want.columns.shape)}"
             )
 
 

@@ -190,9 +190,12 @@ def test_a_left_over_part_of_an_ended_process_is_taken_up(tmp_path: Path, mirror
     assert mirror.asked[0] == "/a.gz bytes=1000-"
 
 
-def test_a_cut_file_under_the_final_name_is_fetched_again(tmp_path: Path, mirrors: Callable[..., list[Mirror]]) -> None:
+@pytest.mark.parametrize("there", [CONTENT["a.gz"][:1000], bytes(len(CONTENT["a.gz"]))], ids=["cut", "changed"])
+def test_a_wrong_file_under_the_final_name_is_fetched_again(
+    tmp_path: Path, mirrors: Callable[..., list[Mirror]], there: bytes
+) -> None:
     (mirror,) = mirrors(good)
-    (tmp_path / "a.gz").write_bytes(CONTENT["a.gz"][:1000])
+    (tmp_path / "a.gz").write_bytes(there)
     fetch_set("tiny", tmp_path, [mirror.url], PATIENCE)
     assert_fetched(tmp_path)
 

@@ -211,7 +211,8 @@ def test_flipped_pixels_of_a_well_known_file_are_refused(tmp_path: Path, monkeyp
         )
     text = problems_of(tmp_path)
     assert (
-        "train-images-idx3-ubyte has the name and the size of a well-known file but other content: unpacked, found sha256" in text
+        "train-images-idx3-ubyte has the name and the size of a well-known file but has other content: unpacked, found sha256"
+        in text
     )
     assert "expected ba891046e6505d7aadcbbe25680a0738ad16aec93bde7f9b65e87a2fc25776db (MNIST)" in text
     assert "set data.allow_modified: true" in text

@@ -144,6 +144,13 @@ def test_offline_says_where_it_looked(tmp_path: Path, monkeypatch: pytest.Monkey
     )
 
 
+def test_a_well_known_name_must_be_what_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("raytrain_app.data.sources.locate_known", lambda *_: (str(write_idx(tmp_path, size=28)), ""))
+    text = scan("mnist", Mnist()).problems[0]
+    assert "train-images-idx3-ubyte is meant to be MNIST's but has other content: unpacked, found sha256" in text
+    assert scan("mnist", Mnist(), allow_modified=True).problems == []
+
+
 def test_transpose_needs_square_images() -> None:
     class Wide(Digits):
         columns = Columns(shape=(2, 8), dtype="uint8", num_classes=10)
