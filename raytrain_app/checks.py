@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import importlib.util
 from collections.abc import Iterable, Iterator
 
 from pydantic import ValidationError
@@ -11,12 +12,24 @@ from raytrain_app.errors import StorageError
 from raytrain_app.job import Job
 from raytrain_app.task import Task
 
+INSTALL_TENSORFLOW = "pip install 'raytrain-app[tensorflow]'"
+
 
 def find_problems(job: Job, task: Task) -> list[str]:
     """Every problem with the job's model and data that shows without Ray, as sentences that name the key."""
     from raytrain_app import data
 
-    return [*model_problems(job, task), *data.check(job, task)]
+    return [*framework_problems(job), *model_problems(job, task), *data.check(job, task)]
+
+
+def framework_problems(job: Job) -> Iterator[str]:
+    """Packages that the job's framework needs and that are not installed here; nothing is imported to find out."""
+    if job.framework != "tensorflow":
+        return
+    needed = ["tensorflow", "keras", "tensorboard", *(["tf_keras"] if job.train.reduction == "fast" else [])]
+    missing = [name for name in needed if importlib.util.find_spec(name) is None]
+    if missing:
+        yield f"framework: tensorflow needs {' and '.join(missing)}, not installed here; {INSTALL_TENSORFLOW}"
 
 
 def storage_problems(job: Job) -> Iterator[str]:
@@ -36,6 +49,9 @@ def model_problems(job: Job, task: Task) -> Iterator[str]:
     if options is None:
         yield f"model.name: found {name}; expected {', '.join(task.models)}{_nearest(name, task.models)}"
         return
+    hook = "keras_model" if job.framework == "tensorflow" else "torch_model"
+    if getattr(type(task), hook) is getattr(Task, hook):
+        yield f"framework: {job.framework}, but task {job.task} has no models for it; it must define {hook}"
     try:
         options(**job.model.options)
     except ValidationError as error:

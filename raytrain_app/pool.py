@@ -8,11 +8,15 @@ from collections.abc import Callable
 from typing import Any
 
 import ray
-from ray.train import FailureConfig, Result, RunConfig, ScalingConfig
-from ray.train.backend import Backend
-from ray.train.torch import TorchConfig, TorchTrainer
+from ray.train import Result
+from ray.train.backend import Backend, BackendConfig
+from ray.train.torch import TorchConfig
 from ray.train.v2._internal.constants import get_env_vars_to_propagate
 from ray.train.v2._internal.execution.controller import TrainController
+from ray.train.v2.api.config import FailureConfig, RunConfig, ScalingConfig
+from ray.train.v2.api.data_parallel_trainer import DataParallelTrainer
+from ray.train.v2.tensorflow.tensorflow_trainer import TensorflowTrainer
+from ray.train.v2.torch.torch_trainer import TorchTrainer
 
 from raytrain_app.actors import Actor, start_here, wait_for
 from raytrain_app.job import Job
@@ -32,8 +36,16 @@ class InPlaceTorchConfig(TorchConfig):
         return InPlaceBackend
 
 
-class AbortableTrainer(TorchTrainer):
-    """A `TorchTrainer` that can be ended from outside.
+class InPlaceTensorflowConfig(BackendConfig):
+    """Ray's own would write TF_CONFIG and TF_USE_LEGACY_KERAS, and no worker has a use for them: torch carries the sums."""
+
+    @property
+    def backend_cls(self) -> type[Backend]:
+        return InPlaceBackend
+
+
+class Abortable(DataParallelTrainer):
+    """A trainer that can be ended from outside.
 
     Ray Train's own run waits without limit for the node of a lost worker, and has no call to end it: so the handle of its
     controller is kept here. Its workers belong to the controller and end with it.
@@ -54,6 +66,18 @@ class AbortableTrainer(TorchTrainer):
             ray.kill(self.controller)
 
 
+class AbortableTorchTrainer(Abortable, TorchTrainer):
+    """For PyTorch."""
+
+
+class AbortableTensorflowTrainer(Abortable, TensorflowTrainer):
+    """For TensorFlow."""
+
+    def __init__(self, train_loop_per_worker: Callable[[Any], Any], **arguments: Any) -> None:
+        # The constructor between would import TensorFlow, for which the driver has no use.
+        DataParallelTrainer.__init__(self, train_loop_per_worker, **arguments)
+
+
 class Pool:
     """Workers on one node that are started together and replaced one by one.
 
@@ -69,10 +93,10 @@ class Pool:
         self.number, self.size, self.node_id = number, size, node_id
         self.error: BaseException | None = None
         self._aborted = False
-        self._trainer = AbortableTrainer(
+        self._trainer = _trainer(
+            job,
             lambda config: body(config["argument"]),
             train_loop_config={"argument": argument},
-            torch_config=InPlaceTorchConfig(),
             scaling_config=ScalingConfig(
                 num_workers=size,
                 use_gpu=job.scaling.resources_per_worker["GPU"] > 0,
@@ -83,7 +107,7 @@ class Pool:
                 name=f"{job.name}-pool-{number}",
                 storage_path=tempfile.mkdtemp(prefix="raytrain-"),
                 failure_config=FailureConfig(max_failures=-1),
-                worker_runtime_env={"env_vars": _environment(job)},
+                worker_runtime_env={"env_vars": environment(job)},
             ),
         )
         self._thread = threading.Thread(target=self._run, name=f"pool-{number}", daemon=True)
@@ -107,9 +131,17 @@ class Pool:
                 self.error = error
 
 
-def _environment(job: Job) -> dict[str, str]:
+def _trainer(job: Job, loop: Callable[[Any], Any], **arguments: Any) -> Abortable:
+    if job.framework == "tensorflow":
+        return AbortableTensorflowTrainer(loop, backend_config=InPlaceTensorflowConfig(), **arguments)
+    return AbortableTorchTrainer(loop, torch_config=InPlaceTorchConfig(), **arguments)
+
+
+def environment(job: Job) -> dict[str, str]:
     """What must be set before a worker imports its numerical libraries."""
     variables = {"OMP_NUM_THREADS": str(job.train.threads), "CUBLAS_WORKSPACE_CONFIG": ":4096:8"}
+    if job.framework == "tensorflow":
+        variables |= {"KERAS_BACKEND": "tensorflow", "TF_CPP_MIN_LOG_LEVEL": "2", "TF_FORCE_GPU_ALLOW_GROWTH": "true"}
     if job.train.portable:
         variables |= {"ATEN_CPU_CAPABILITY": "default", "ONEDNN_MAX_CPU_ISA": "SSE41", "MKL_CBWR": "COMPATIBLE"}
     return variables

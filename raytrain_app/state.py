@@ -11,6 +11,8 @@ from typing import Any
 import numpy as np
 from safetensors.numpy import load, save
 
+from raytrain_app.errors import StorageError
+
 Arrays = dict[str, np.ndarray]
 
 
@@ -57,3 +59,19 @@ def weights_sha256(weights: Mapping[str, np.ndarray]) -> str:
         array = weights[name]
         digest.update(np.ascontiguousarray(array, dtype=array.dtype.newbyteorder("<")).tobytes())
     return digest.hexdigest()
+
+
+def check_names(what: str, expected: Mapping[str, tuple[int, ...]], found: Mapping[str, np.ndarray]) -> None:
+    """Refuses saved arrays that are not those of a model or optimizer.
+
+    Args:
+        what: what the arrays are, for the error.
+        expected: their shapes by name.
+        found: the arrays.
+
+    Raises:
+        StorageError: names or shapes differ.
+    """
+    if {name: array.shape for name, array in found.items()} != expected:
+        odd = sorted(set(expected) ^ set(found)) or [n for n in expected if found[n].shape != expected[n]]
+        raise StorageError(f"the saved {what} do not fit the model: {', '.join(odd[:3])}; resume with the job that wrote them")

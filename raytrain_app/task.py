@@ -11,7 +11,7 @@ import difflib
 import importlib
 import os
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -21,6 +21,7 @@ from pydantic import BaseModel, ConfigDict
 from raytrain_app.errors import JobError
 
 if TYPE_CHECKING:
+    import tensorflow as tf
     import torch
 
 BUILT_IN = {"mnist": "raytrain_app.tasks.mnist:TASK", "synthetic": "raytrain_app.tasks.synthetic:TASK"}
@@ -51,6 +52,20 @@ class Columns:
     y_names: tuple[str, ...] = ("y", "label", "labels", "target")
 
 
+@dataclass(frozen=True)
+class Pictures:
+    """How the images that a model was trained on look, so that others can be made to look like them.
+
+    Attributes:
+        light_on_dark: the thing is light and what is around it dark.
+        ink: pixels that the longer side of the thing has, which lies with its centre of mass in the middle; None where the
+            picture as a whole is the thing.
+    """
+
+    light_on_dark: bool = False
+    ink: int | None = None
+
+
 Rows = tuple[np.ndarray, np.ndarray]
 
 
@@ -58,6 +73,9 @@ class Task:
     """Base class of all tasks. Override what differs from image classification with cross-entropy.
 
     The engine trains on the SUM of the losses of a shard and divides by the global batch, so `torch_loss` returns a sum.
+
+    Methods named `keras_...` get the Keras to build with as their argument `keras`: Keras 3, or tf_keras under
+    `strategy.tf_distribute`. A task that builds with it trains under both.
     """
 
     columns: ClassVar[Columns]
@@ -82,6 +100,22 @@ class Task:
         Runs in Ray Data, before validation, once per run. The default changes nothing.
         """
         return batch
+
+    def probabilities(self, outputs: np.ndarray) -> np.ndarray:
+        """Turns what a model of this task puts out into the probability of each class.
+
+        Args:
+            outputs: float32, (rows, ...).
+
+        Returns:
+            float64 of shape (rows, classes); every row sums to 1.
+        """
+        shifted = np.exp(outputs.astype(np.float64) - outputs.max(axis=-1, keepdims=True))
+        return np.asarray(shifted / shifted.sum(axis=-1, keepdims=True))
+
+    def pictures(self, source: str) -> Pictures:
+        """How pictures are to be made like the rows of a source, for `raytrain predict`."""
+        return Pictures()
 
     def torch_model(self, name: str, options: Any) -> torch.nn.Module:
         """Builds model `name`; `options` is an instance of `models[name]`. Random generators are seeded by the caller."""
@@ -108,6 +142,58 @@ class Task:
     def torch_correct(self, outputs: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
         """Number of rows predicted correctly, a scalar."""
         return (outputs.argmax(dim=1) == y).sum()
+
+    def keras_model(self, keras: Any, name: str, options: Any) -> Any:
+        """Builds Keras model `name`; `options` is an instance of `models[name]`. Random generators are seeded by the caller.
+
+        The model takes what `keras_inputs` returns. It need not be compiled.
+        """
+        raise JobError(f"task {type(self).__name__} has no Keras models; it must define keras_model for framework: tensorflow")
+
+    def keras_inputs(self, x: tf.Tensor) -> tf.Tensor:
+        """Turns stored rows (batch, *shape) into what the model takes: uint8 becomes float32 in [0, 1]. Is traced."""
+        import tensorflow as tf
+
+        return tf.cast(x, tf.float32) / 255.0 if x.dtype == tf.uint8 else x
+
+    def keras_augment(self, x: tf.Tensor, seed: tf.Tensor) -> tf.Tensor:
+        """Changes training inputs at random. Is traced, so all randomness must come from `seed` or from Keras.
+
+        Args:
+            x: what `keras_inputs` returned.
+            seed: int32 of shape (2,), another one for each shard and step, for `tf.random.stateless_uniform`,
+                `tf.image.stateless_random_flip_left_right` and the like. `keras.random` and Keras layers work too.
+        """
+        return x
+
+    def keras_loss(self, keras: Any) -> Any:
+        """A Keras loss, the name of one, or a function of (y, outputs) that returns one number a row."""
+        return keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+
+    def keras_correct(self, outputs: tf.Tensor, y: tf.Tensor) -> tf.Tensor:
+        """Number of rows predicted correctly, an integer scalar. Is traced."""
+        import tensorflow as tf
+
+        return tf.math.count_nonzero(tf.argmax(outputs, axis=-1) == y)
+
+    def keras_metrics(self, keras: Any) -> Sequence[Any]:
+        """Metrics beside loss and accuracy, as objects or names; their values are global, and exact as the loss is."""
+        return ()
+
+    def keras_optimizer(self, keras: Any, lr: float) -> Any:
+        """An optimizer, or the name of one, in place of the job's; None is the job's. `lr` is the job's learning rate."""
+        return None
+
+    def keras_callbacks(self, keras: Any, directory: str) -> Sequence[Any]:
+        """Keras callbacks, which run once for the job.
+
+        Every worker makes them, but only those of the leading worker are called. Numbers, texts, arrays, and lists and
+        dicts of these that a callback keeps as attributes are in every checkpoint and go to a new leader.
+
+        Args:
+            directory: where callbacks may write files, which end up below `keras/` in the run directory.
+        """
+        return ()
 
 
 def load_task(name: str) -> Task:

@@ -11,7 +11,6 @@ if TYPE_CHECKING:
 
 # Part of the job file, but not built yet: refused by name rather than ignored.
 NOT_AVAILABLE_YET: dict[str, tuple[str, ...]] = {
-    "framework": ("tensorflow",),
     "strategy.name": ("parameter_server", "model_parallel"),
     "strategy.tf_distribute": ("multi_worker_mirrored", "mirrored", "central_storage", "one_device"),
 }

@@ -36,6 +36,10 @@ class Learner(Protocol):
         """Scores of rows in evaluation mode: float64 (2,), sum of the losses and rows predicted correctly."""
         ...
 
+    def outputs(self, x: np.ndarray) -> np.ndarray:
+        """What the model puts out for rows x (rows, *shape) in evaluation mode: float32, (rows, ...), on the host."""
+        ...
+
     def state(self) -> TrainState:
         """A copy of the replica on the host, without progress."""
         ...

@@ -19,7 +19,7 @@ from raytrain_app.elastic.plan import shard_seed
 from raytrain_app.elastic.reduce import NUM_SCORES, Layout, Shard
 from raytrain_app.errors import JobError, StorageError
 from raytrain_app.job import Job
-from raytrain_app.state import Arrays, TrainState
+from raytrain_app.state import Arrays, TrainState, check_names
 from raytrain_app.task import Task
 
 ALIGNMENT = 16
@@ -171,6 +171,12 @@ class TorchLearner:
             loss = self._task.torch_loss(outputs, labels)
             return torch.stack([loss.double(), self._task.torch_correct(outputs, labels).double()])
 
+    def outputs(self, x: np.ndarray) -> np.ndarray:
+        self.model.eval()
+        with torch.inference_mode(), self._autocast:
+            outputs = self.model(self._task.torch_inputs(torch.tensor(x, device=self.device)))
+            return outputs.float().cpu().numpy()
+
     def _batch(self, x: np.ndarray, y: np.ndarray) -> tuple[torch.Tensor, torch.Tensor]:
         """Rows on the device; they travel as stored (uint8) and are scaled there.
 
@@ -193,9 +199,9 @@ class TorchLearner:
         return TrainState(self.weights(), buffers, optimizer)
 
     def load(self, state: TrainState) -> None:
-        _check_names("weights", {n: tuple(p.shape) for n, p in self._parameters.items()}, state.weights)
+        check_names("weights", {n: tuple(p.shape) for n, p in self._parameters.items()}, state.weights)
         buffers = (*self._buffers, *self._counters)
-        _check_names("buffers", {buffer.name: tuple(buffer.value.shape) for buffer in buffers}, state.buffers)
+        check_names("buffers", {buffer.name: tuple(buffer.value.shape) for buffer in buffers}, state.buffers)
         with torch.no_grad():
             for name, parameter in self._parameters.items():
                 parameter.copy_(torch.from_numpy(state.weights[name].copy()))
@@ -213,7 +219,7 @@ class TorchLearner:
                 slots[slot] = torch.from_numpy(saved[slot].copy())
                 continue
             named = {key.removeprefix(f"{slot}."): array for key, array in saved.items() if key.startswith(f"{slot}.")}
-            _check_names("optimizer state", expected, named)
+            check_names("optimizer state", expected, named)
             slots[slot] = torch.zeros_like(self._weights.detach())
             for name, array in named.items():
                 slots[slot][self._places[name]] = torch.from_numpy(array.copy()).view(-1).to(self.device)
@@ -326,9 +332,3 @@ def _optimizer(job: Job, weights: nn.Parameter) -> torch.optim.Optimizer:
     options = job.optimizer.model_dump(exclude={"name", "schedule", "warmup_steps"})
     kinds: dict[str, type[torch.optim.Optimizer]] = {"sgd": torch.optim.SGD, "adam": torch.optim.Adam, "adamw": torch.optim.AdamW}
     return kinds[job.optimizer.name]([weights], **options)
-
-
-def _check_names(what: str, expected: dict[str, tuple[int, ...]], found: Arrays) -> None:
-    if {name: array.shape for name, array in found.items()} != expected:
-        odd = sorted(set(expected) ^ set(found)) or [n for n in expected if found[n].shape != expected[n]]
-        raise StorageError(f"the saved {what} do not fit the model: {', '.join(odd[:3])}; resume with the job that wrote them")

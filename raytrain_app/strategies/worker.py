@@ -80,7 +80,9 @@ def run_worker(spec: WorkerSpec, train: Callable[[Worker], None]) -> None:
     worker_id = f"{spec.pool}.{context.get_world_rank()}-{uuid.uuid4().hex[:6]}"
     with reporting(spec.membership, worker_id):
         job = job_from_dict(spec.job)
-        device = torch.device("cuda", torch.cuda.current_device()) if job.scaling.uses_gpu else torch.device("cpu")
+        # TensorFlow has a GPU to itself: its gradients are summed on the host.
+        on_gpu = job.scaling.uses_gpu and job.framework == "torch"
+        device = torch.device("cuda", torch.cuda.current_device()) if on_gpu else torch.device("cpu")
         require_shared(spec.directory)
         worker = _build(spec, job, worker_id, device)
         try:
@@ -97,6 +99,7 @@ def _build(spec: WorkerSpec, job: Job, worker_id: str, device: torch.device) -> 
     os.environ["GLOO_SOCKET_IFNAME"] = interface
     os.environ.setdefault("NCCL_SOCKET_IFNAME", interface)
     rendezvous = Rendezvous(host)
+    prepare_process(job)
     context = ray.get_runtime_context()
     info = WorkerInfo(
         worker_id=worker_id,
@@ -106,7 +109,7 @@ def _build(spec: WorkerSpec, job: Job, worker_id: str, device: torch.device) -> 
         host=host,
         port=rendezvous.port,
         handle=context.current_actor,
-        kind=_kind(device),
+        kind=_kind(job, device),
     )
     link = Link(spec.membership, info)
     task = load_task(job.task)
@@ -115,17 +118,35 @@ def _build(spec: WorkerSpec, job: Job, worker_id: str, device: torch.device) -> 
     return Worker(job, task, learner, dataset, link, rendezvous, device, spec.directory, spec.vault)
 
 
+def prepare_process(job: Job) -> None:
+    """Sets up the job's framework, before the task's module is imported: it may use the framework at once."""
+    from raytrain_app.learners import torch as torch_learner
+
+    torch_learner.prepare_process(job)
+    if job.framework == "tensorflow":
+        from raytrain_app.learners import tensorflow_process
+
+        tensorflow_process.prepare_process(job)
+
+
 def build_learner(job: Job, task: Task, device: torch.device) -> Learner:
     """The learner of the job's framework; the framework is imported here and nowhere before."""
-    from raytrain_app.learners.torch import TorchLearner, prepare_process
+    if job.framework == "tensorflow":
+        from raytrain_app.learners.keras import KerasLearner
 
-    prepare_process(job)
+        return KerasLearner(job, task)
+    from raytrain_app.learners.torch import TorchLearner
+
     return TorchLearner(job, task, device)
 
 
-def _kind(device: torch.device) -> dict[str, str]:
+def _kind(job: Job, device: torch.device) -> dict[str, str]:
     """What this worker computes on: whatever may change bits."""
     kind = {"torch": torch.__version__, "cpu": _cpu_model(), "capability": torch.backends.cpu.get_cpu_capability()}
+    if job.framework == "tensorflow":
+        from raytrain_app.learners import tensorflow_process
+
+        kind |= tensorflow_process.describe()
     if device.type == "cuda":
         kind["gpu"] = torch.cuda.get_device_name(device)
         kind["cuda"] = str(torch.version.cuda)

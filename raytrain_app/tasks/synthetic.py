@@ -50,5 +50,21 @@ class Synthetic(Task):
             nn.Linear(FEATURES, options.hidden), *norm, nn.ReLU(), nn.Dropout(options.dropout), nn.Linear(options.hidden, CLASSES)
         )
 
+    def keras_model(self, keras: Any, name: str, options: Any) -> Any:
+        layers = keras.layers
+        if name == "linear":
+            return keras.Sequential([layers.Input((FEATURES,)), layers.Dense(CLASSES)])
+        norm = [layers.BatchNormalization(momentum=0.9, epsilon=1e-5)] if options.batch_norm else []
+        return keras.Sequential(
+            [
+                layers.Input((FEATURES,)),
+                layers.Dense(options.hidden),
+                *norm,
+                layers.ReLU(),
+                layers.Dropout(options.dropout),
+                layers.Dense(CLASSES),
+            ]
+        )
+
 
 TASK = Synthetic()
