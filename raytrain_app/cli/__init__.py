@@ -13,6 +13,7 @@ from typing import Annotated
 import typer
 
 from raytrain_app import __version__
+from raytrain_app.cli import cluster as cluster_commands
 from raytrain_app.cli.audit import audit
 from raytrain_app.cli.control import scale, status, stop
 from raytrain_app.cli.drill import drill
@@ -49,6 +50,7 @@ def _options(
 
 for _command in (init, check, run, status, scale, stop, audit, drill):
     app.command()(_command)
+app.add_typer(cluster_commands.app)
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

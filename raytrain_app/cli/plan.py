@@ -4,19 +4,30 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
+from raytrain_app.cluster.document import ClusterFile
+from raytrain_app.cluster.fit import fit_rows
 from raytrain_app.elastic.progress import steps_per_epoch
 from raytrain_app.job import Job
 from raytrain_app.storage.folder import Folder
 from raytrain_app.task import Task
 
 
-def plan_lines(job: Job, task: Task) -> list[str]:
+def plan_lines(job: Job, task: Task, file: ClusterFile | None = None) -> list[str]:
     """The plan as an aligned table, one row a line.
+
+    Args:
+        job: what to plan for.
+        task: the job's task.
+        file: the cluster it is for; None is this machine, or one that is not described.
 
     Raises:
         StorageError: the storage cannot be looked at.
     """
     rows = list(_rows(job, task))
+    if file is None:
+        rows.append(("storage", _storage_text(job)))
+    else:  # only its machines need to reach the storage
+        rows += [("storage", f"{job.storage}/{job.name}"), *fit_rows(job, file)]
     width = max(len(label) for label, _ in rows)
     return [f"{label:<{width}}  {text}" for label, text in rows]
 
@@ -38,7 +49,6 @@ def _rows(job: Job, task: Task) -> Iterator[tuple[str, str]]:
         "checkpoints",
         f"every {job.checkpoint.every_steps:,} steps, the last {job.checkpoint.keep} and the best {job.checkpoint.monitor}",
     )
-    yield "storage", _storage_text(job)
 
 
 def _row_counts(job: Job, task: Task) -> Mapping[str, int] | None:

@@ -56,10 +56,18 @@ def run(
         typer.echo(line)
 
 
-def check(job_file: JobFile, overrides: Set = None, name: Name = None, debug: Debug = False) -> None:
+def check(
+    job_file: JobFile,
+    overrides: Set = None,
+    name: Name = None,
+    cluster: Annotated[
+        str | None, typer.Option(metavar="CLUSTER", help="A cluster file: whether the job fits, and its cost an hour.")
+    ] = None,
+    debug: Debug = False,
+) -> None:
     """Check everything that can be checked without starting, and print the resolved plan.
 
-    Example: [bold]raytrain check job.yaml --set scaling.workers=1..8[/bold]
+    Example: [bold]raytrain check job.yaml --set scaling.workers=1..8 --cluster cluster.yaml[/bold]
     """
     from raytrain_app.job import load_job
 
@@ -67,11 +75,14 @@ def check(job_file: JobFile, overrides: Set = None, name: Name = None, debug: De
 
     from raytrain_app.checks import find_problems, storage_problems
     from raytrain_app.cli.plan import plan_lines
+    from raytrain_app.cluster.document import load_cluster
+    from raytrain_app.cluster.fit import fit_problems
     from raytrain_app.task import load_task
 
     task = load_task(job.task)
-    problems = [*find_problems(job, task), *storage_problems(job)]
+    file = None if cluster is None else load_cluster(cluster)
+    problems = [*find_problems(job, task), *(storage_problems(job) if file is None else fit_problems(job, file))]
     if problems:
         raise JobError("\n  ".join([f"{job_file}: {len(problems)} problem{'s' if len(problems) > 1 else ''}", *problems]))
-    for line in plan_lines(job, task):
+    for line in plan_lines(job, task, file):
         typer.echo(line)

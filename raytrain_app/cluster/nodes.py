@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -23,22 +24,26 @@ class Node:
         host: its address.
         resources: all it has, by Ray's names.
         draining: it is going away; nothing new should start there.
+        remaining_s: time left to a draining node; infinite if nobody said.
     """
 
     node_id: str
     host: str
     resources: Mapping[str, float]
     draining: bool = False
+    remaining_s: float = math.inf
 
 
 def living_nodes() -> list[Node]:
     """The nodes that Ray believes to be alive, in the order of their ids."""
-    draining = gcs_state.get_draining_nodes()
-    nodes = [
-        Node(node["NodeID"], node["NodeManagerAddress"], node["Resources"], node["NodeID"] in draining)
-        for node in ray.nodes()
-        if node["Alive"]
-    ]
+    deadlines_ms, now_ms = gcs_state.get_draining_nodes(), time.time() * 1000
+    nodes = []
+    for node in ray.nodes():
+        if node["Alive"]:
+            deadline_ms = deadlines_ms.get(node["NodeID"], 0)  # 0 where there is none
+            remaining_s = (deadline_ms - now_ms) / 1000 if deadline_ms else math.inf
+            host, draining = node["NodeManagerAddress"], node["NodeID"] in deadlines_ms
+            nodes.append(Node(node["NodeID"], host, node["Resources"], draining, remaining_s))
     return sorted(nodes, key=lambda node: node.node_id)
 
 
