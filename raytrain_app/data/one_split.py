@@ -75,6 +75,18 @@ def load_split(job: Job, task: Task, split: str, source: str | None = None) -> S
     return Split(Blocks(refs, tuple(starts), columns.shape, columns.dtype), _ids(job, split, labels, plan.held_out))
 
 
+def size_bytes(job: Job, task: Task, split: str) -> int:
+    """Bytes of the files that have the rows of a split, as they are stored; 0 where the task makes them itself.
+
+    Raises:
+        DataError: there are no such rows.
+    """
+    if task.generate(job.data.source or task.default_source) is not None:
+        return 0
+    files = {file.name: file.size for part in _plan(job, task, split, None).parts for file in part.files}
+    return sum(files.values())
+
+
 @dataclass(frozen=True)
 class _Plan:
     """What to read. `held_out`: the validation rows are among the training rows."""

@@ -228,9 +228,10 @@ def _check_published(streams: Sequence[_Stream], title: str | None = None) -> No
         titles.append(known.title_of(digest))
         if titles[-1] is None:
             promise = f"is meant to be {title}'s" if title else "has the name and the size of a well-known file"
+            expected = known.expected_raw(name) if name else "that of a published file"
             raise DataError(
-                f"{stream.file.name} {promise} but has other content: unpacked, found sha256 {digest}; expected "
-                f"{known.expected_raw(name) if name else 'that of a published file'}; get it again, or set data.allow_modified: true if other data is meant"
+                f"{stream.file.name} {promise} but has other content: unpacked, found sha256 {digest}; expected {expected}; get "
+                "it again, or set data.allow_modified: true if other data is meant"
             )
     if titles[0] != titles[1]:
         raise DataError(
