@@ -88,6 +88,10 @@ class KerasLearner:
         _seed_states(self._evaluation_generators, 0)
         return from_dlpack(self._evaluate(x, y))
 
+    def outputs(self, x: np.ndarray) -> np.ndarray:
+        _seed_states(self._evaluation_generators, 0)
+        return np.asarray(self._predict(tf.constant(x), False), np.float32)
+
     def _keep_start(self) -> None:
         """Notes the buffers from which all shards of the next step start."""
         self._start = _flatten(self._buffers.values(), self._dtype), _flatten(self._counters.values(), tf.int64)

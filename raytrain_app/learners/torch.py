@@ -19,6 +19,7 @@ from raytrain_app.elastic.plan import shard_seed
 from raytrain_app.elastic.reduce import NUM_SCORES, Layout, Shard
 from raytrain_app.errors import JobError, StorageError
 from raytrain_app.job import Job
+from raytrain_app.learners.callbacks import Callbacks
 from raytrain_app.state import Arrays, TrainState, check_names
 from raytrain_app.task import Task
 
@@ -58,6 +59,7 @@ class TorchLearner:
     def __init__(self, job: Job, task: Task, device: torch.device) -> None:
         """Builds the model from the job's seed alone, so that all replicas start equal."""
         self.device = device
+        self.callbacks = Callbacks()
         self._task = task
         self._clip_norm = job.train.clip_norm
         self._autocast = torch.autocast(device.type, torch.bfloat16, enabled=job.train.precision == "bf16")
@@ -175,7 +177,7 @@ class TorchLearner:
         self.model.eval()
         with torch.inference_mode(), self._autocast:
             outputs = self.model(self._task.torch_inputs(torch.tensor(x, device=self.device)))
-            return outputs.float().cpu().numpy()
+            return np.asarray(outputs.float().cpu().numpy())
 
     def _batch(self, x: np.ndarray, y: np.ndarray) -> tuple[torch.Tensor, torch.Tensor]:
         """Rows on the device; they travel as stored (uint8) and are scaled there.
@@ -184,6 +186,9 @@ class TorchLearner:
         worker's rows depends on the number of workers.
         """
         return self._task.torch_inputs(torch.tensor(x, device=self.device)), torch.tensor(y, device=self.device)
+
+    def metrics(self, extra: Sequence[float]) -> dict[str, float]:
+        return {}
 
     # ---- state ----
 
@@ -233,6 +238,9 @@ class TorchLearner:
 
     def weights(self) -> Arrays:
         return {name: _copy(parameter) for name, parameter in self._parameters.items()}
+
+    def export(self) -> dict[str, bytes]:
+        return {}
 
     def flat(self) -> tuple[torch.Tensor, torch.Tensor]:
         vector = torch.cat([self._weights.detach(), self._read(self._buffers).to(self.layout.dtype)])

@@ -42,8 +42,8 @@ PALETTE = {
 }
 """Colours by role, as the light page has them; no two are equal, since a page finds the role by the colour."""
 
-WIDTH_IN, HEIGHT_IN = 4.9, 2.75
-FONT_PT = 9.0
+WIDTH_IN, HEIGHT_IN = 4.6, 2.7
+FONT_PT = 9.5
 
 
 def png(chart: Chart, dots_per_inch: int = 160) -> bytes:

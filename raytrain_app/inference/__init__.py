@@ -1,0 +1,1 @@
+"""Using what a run has trained: evaluate it, predict with it, take it away."""
