@@ -5,6 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+HAND_OVER_S = 5.0
+"""Time before a draining node's end at which its workers leave even if nobody else trains yet."""
+
 
 @dataclass(frozen=True)
 class PoolView:
@@ -14,6 +17,7 @@ class PoolView:
         number: of the pool.
         node_id: where it is.
         size: workers it was started with; it holds their resources until it ends.
+        present: of them, those that train or wait to; the others are starting, parked, or being replaced.
         parked: of them, those that were asked to step aside.
         retiring: it has been asked to end.
     """
@@ -21,6 +25,7 @@ class PoolView:
     number: int
     node_id: str
     size: int
+    present: int = 0
     parked: int = 0
     retiring: bool = False
 
@@ -67,7 +72,7 @@ Decision = Start | Park | Unpark | Retire | Abort
 
 
 def decide(
-    wanted: int, pools: Sequence[PoolView], rooms: Mapping[str, int], alive: frozenset[str], draining: frozenset[str]
+    wanted: int, pools: Sequence[PoolView], rooms: Mapping[str, int], alive: frozenset[str], draining: Mapping[str, float]
 ) -> list[Decision]:
     """What to change so that `wanted` workers train.
 
@@ -76,20 +81,25 @@ def decide(
         pools: the running pools.
         rooms: workers that each usable node could hold beside its pools; nodes that are draining or too new are left out.
         alive: ids of living nodes.
-        draining: ids of nodes that are going away.
+        draining: seconds that are left to nodes which are going away, by id.
 
     Returns:
         Decisions that do not depend on each other's order.
     """
     decisions: list[Decision] = [Abort(pool.number) for pool in pools if pool.node_id not in alive]
+    living = [pool for pool in pools if pool.node_id in alive and not pool.retiring]
+    staying = [pool for pool in living if pool.node_id not in draining]
+    present = sum(pool.present for pool in staying)
+    # Workers of a draining node leave when others are there to take over, or when the time comes.
     decisions += [
-        Retire(pool.number) for pool in pools if pool.node_id in alive and pool.node_id in draining and not pool.retiring
+        Retire(pool.number)
+        for pool in living
+        if pool.node_id in draining and (present > 0 or draining[pool.node_id] < HAND_OVER_S)
     ]
-    staying = [pool for pool in pools if pool.node_id in alive - draining and not pool.retiring]
-    training = sum(pool.size - pool.parked for pool in staying)
-    if training < wanted:
-        return decisions + _grow(wanted - training, staying, rooms)
-    return decisions + _shrink(training - wanted, staying)
+    coming = sum(pool.size - pool.parked for pool in staying)
+    if coming < wanted:
+        return decisions + _grow(wanted - coming, staying, rooms)
+    return decisions + _shrink(present - wanted, staying)
 
 
 def _grow(missing: int, pools: Sequence[PoolView], rooms: Mapping[str, int]) -> list[Decision]:
@@ -108,14 +118,13 @@ def _grow(missing: int, pools: Sequence[PoolView], rooms: Mapping[str, int]) -> 
 
 
 def _shrink(surplus: int, pools: Sequence[PoolView]) -> list[Decision]:
-    """Newest pools first, whole ones if they fit, since only a pool's end frees its node."""
+    """Newest pools first, whole ones if they fit, since only a pool's end frees its node. Those that train now count."""
     decisions: list[Decision] = []
     for pool in sorted(pools, key=lambda pool: -pool.number):
-        training = pool.size - pool.parked
-        if training <= surplus:
+        if 0 < pool.present <= surplus:
             decisions.append(Retire(pool.number))
-            surplus -= training
-        elif surplus:
+            surplus -= pool.present
+        elif pool.present and surplus > 0:
             decisions.append(Park(pool.number, surplus))
             surplus = 0
     return decisions

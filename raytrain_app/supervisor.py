@@ -123,18 +123,25 @@ class Supervisor:
 
     def _decide(self, nodes: Sequence[Node], workers: Sequence[WorkerView], most: int) -> list[Decision]:
         alive = frozenset(node.node_id for node in nodes)
-        draining = frozenset(node.node_id for node in nodes if node.draining)
+        draining = {node.node_id: node.remaining_s for node in nodes if node.draining}
         settled = self._settling.settled(alive, time.monotonic())
-        parked = Counter(worker.pool for worker in workers if worker.standing is Standing.PARKED)
+        counts = Counter((worker.pool, worker.standing is Standing.PARKED) for worker in workers)
         views = [
-            PoolView(pool.number, pool.node_id, pool.size, parked[pool.number], pool.number in self._retiring)
+            PoolView(
+                number=pool.number,
+                node_id=pool.node_id,
+                size=pool.size,
+                present=counts[pool.number, False],
+                parked=counts[pool.number, True],
+                retiring=pool.number in self._retiring,
+            )
             for pool in self._pools.values()
         ]
         per_worker = self._job.scaling.resources_per_worker
         rooms = {
             node.node_id: room(node.resources, per_worker) - sum(view.size for view in views if view.node_id == node.node_id)
             for node in nodes
-            if node.node_id in settled - draining
+            if node.node_id in settled and not node.draining
         }
         return decide(most, views, rooms, alive, draining)
 

@@ -24,6 +24,8 @@ from raytrain_app.elastic.roster import Generation, Roster, Standing, Worker, Wo
 
 PING_S = 0.1
 """Pause between two rounds of asking Ray for missing workers; rounds happen only while a generation waits for them."""
+PROBE_S = 1.0
+"""Longest wait for the answer to one such question."""
 POLL_S = 1.0
 """Longest wait of a worker's call for signals; each such call is also its heartbeat."""
 
@@ -149,7 +151,7 @@ class Membership:
         roster = self._roster
         if self._watch is None:
             self._watch = asyncio.ensure_future(self._watch_heartbeats())
-        if info.worker_id not in roster.workers and generation > 0:
+        if generation > 0 and info.worker_id not in roster.workers:
             roster.adopt(info, generation, clock, time.monotonic())
         worker = roster.workers.get(info.worker_id)
         if worker is not None:
@@ -292,7 +294,7 @@ class Membership:
                 if silent_s > self._deadline_s:
                     self._evict(worker, "silent")
                     await self._step_forward()
-                elif silent_s > 1.5 * POLL_S and not await self._is_alive(worker.info.handle):
+                elif silent_s > 1.5 * POLL_S and not await self._is_alive(worker.info):
                     self._evict(worker, "died")
                     await self._step_forward()
 
@@ -301,7 +303,7 @@ class Membership:
         started_s = time.monotonic()
         while self._roster.standing(Standing.WAITING) and not self._roster.can_form() and not self._over:
             workers = self._present()
-            alive = await asyncio.gather(*(self._is_alive(worker.info.handle) for worker in workers))
+            alive = await asyncio.gather(*(self._is_alive(worker.info) for worker in workers))
             late = time.monotonic() - started_s > self._deadline_s
             for worker, lives in zip(workers, alive, strict=True):
                 if worker.standing is not Standing.GONE and not lives:
@@ -325,12 +327,33 @@ class Membership:
             "worker_lost", worker=worker.info.worker_id, node=worker.info.node_id, cause=cause, workers=len(self._present())
         )
 
-    async def _is_alive(self, handle: Actor) -> bool:
-        """Whether Ray still has the actor; one that does not answer in time counts as alive until the deadline."""
-        try:
-            await asyncio.wait_for(handle.__ray_ready__.remote(), 1.0)
-        except RayActorError as error:
-            return isinstance(error, ActorUnavailableError)
-        except asyncio.TimeoutError:
-            return True
-        return True
+    async def _is_alive(self, info: WorkerInfo) -> bool:
+        """Whether a worker's process lives; one that cannot be told counts as alive until the deadline.
+
+        Ray knows at once of a process that died, but takes its time over a node, so the process's own port is asked as well.
+        """
+        port, ray_knows = await asyncio.gather(_port_is_open(info.host, info.port), _ray_has(info.handle))
+        return port is not False and ray_knows is not False
+
+
+async def _ray_has(handle: Actor) -> bool | None:
+    """Whether Ray has the actor; None if it cannot tell now."""
+    try:
+        await asyncio.wait_for(handle.__ray_ready__.remote(), PROBE_S)
+    except RayActorError as error:
+        return None if isinstance(error, ActorUnavailableError) else False
+    except asyncio.TimeoutError:
+        return None
+    return True
+
+
+async def _port_is_open(host: str, port: int) -> bool | None:
+    """Whether a process listens there; None if nothing answers, as when a machine has vanished."""
+    try:
+        _, writer = await asyncio.wait_for(asyncio.open_connection(host, port), PROBE_S)
+    except ConnectionRefusedError:
+        return False
+    except (OSError, asyncio.TimeoutError):
+        return None
+    writer.close()
+    return True

@@ -75,5 +75,9 @@ class VaultKeeper:
         """Returns what the snapshot cost in all, in seconds."""
         started_s = time.monotonic()
         with suppress(RayError):  # the vault is being restarted; the next snapshot comes soon
-            wait_for(self._vault.put.remote(state.progress["step"] + state.progress["epoch"], np.frombuffer(state.to_bytes(), np.uint8)))
+            wait_for(
+                self._vault.put.remote(
+                    state.progress["step"] + state.progress["epoch"], np.frombuffer(state.to_bytes(), np.uint8)
+                )
+            )
         return held_s + time.monotonic() - started_s

@@ -121,13 +121,13 @@ class AllReduce:
                 self._finish("stopped")
                 return True
             if group.rank == 0 and self._keeper is not None:
-                self._keeper.offer(self.progress.clock, self._snapshot)
+                self._keeper.offer(self._snapshot)
             # The end of an epoch is checkpointed after its validation.
             if flags[CHECKPOINT] or (self.progress.step % self.job.checkpoint.every_steps == 0 and not self._at_epoch_end()):
                 self._checkpoint()
             if flags[LEAVE] or flags[JOIN]:
                 if leaving:
-                    self.link.leave()
+                    self._hand_over()
                 return False
         self._finish("early_stopped" if self.progress.stopped_early else "finished")
         return True
@@ -171,6 +171,12 @@ class AllReduce:
     def _load(self, state: TrainState) -> None:
         self.learner.load(state)
         self.progress = Progress.from_json(state.progress)
+
+    def _hand_over(self) -> None:
+        """Leaves; if all leave at once, the newest state is safe before they do."""
+        if self._group.rank == 0 and self._keeper is not None:
+            self._keeper.put(self._snapshot())
+        self.link.leave()
 
     # ---- steps ----
 
