@@ -10,7 +10,7 @@ from typing import Any
 from raytrain_app.elastic.membership import Mail
 from raytrain_app.elastic.progress import record_clock, steps_per_epoch
 from raytrain_app.elastic.receipts import Receipts
-from raytrain_app.errors import RaytrainError, TrainingError
+from raytrain_app.errors import Interrupted, RaytrainError, TrainingError
 from raytrain_app.job import Job
 from raytrain_app.report.updates import Update
 from raytrain_app.scaling import Abort, Decision, Retire, Start
@@ -136,7 +136,8 @@ class Recorder:
             TrainingError: the workers ended with different weights, which must not happen.
         """
         hashes = {summary["weights_sha256"] for summary in summaries}
-        record = self._result(summaries[0] if len(hashes) == 1 else {"status": "failed"}, error)
+        without = {"status": "stopped" if isinstance(error, Interrupted) else "failed"}
+        record = self._result(summaries[0] if len(hashes) == 1 else without, error)
         self.event("finish", status=record["status"])
         self._directory.write_result(record)
         if self._tensorboard is not None:

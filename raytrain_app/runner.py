@@ -39,6 +39,8 @@ from raytrain_app.task import load_task
 OnUpdate = Callable[[Update], None]
 MAIL_S = 0.5
 """Longest wait for news from the workers, and so for noticing Ctrl-C."""
+START_S = 60.0
+"""How long worker processes may take to start where there is room for them, however short `scaling.wait_s` is."""
 CLOSE_S = 20.0
 """How long workers have to return after the run is over, before they are ended."""
 
@@ -78,13 +80,13 @@ def run(job: Job, *, resume: bool = False, address: str | None = None, on_update
         raise JobError("\n".join(problems))
     directory = RunDirectory.reopen(job) if resume else RunDirectory.reserve(job)
     update(Update("phase", "starting Ray"))
-    with ray_session(address), _interrupts() as interrupted:
+    with ray_session(address):
         size = wait_for_capacity(job, lambda text: update(Update("note", text)))
         update(Update("phase", "reading data"))
         dataset = load(job, task)
         for note in dataset.notes:
             update(Update("note", note))
-        with directory.writing(dataset.fingerprint):
+        with directory.writing(dataset.fingerprint), _interrupts() as interrupted:
             if job.audit:
                 write_rows(directory.ledger, dataset.train.ids)
             recorder = Recorder(job, len(dataset.train), directory, update)
@@ -108,8 +110,12 @@ def _train(
     try:
         recorder.phase(f"starting {size} worker{'s' if size > 1 else ''}")
         summaries = _listen(job, membership, supervisor, recorder, interrupted)
-    except RaytrainError as error:
-        outcome = error
+    except (RaytrainError, KeyboardInterrupt) as error:
+        outcome = error if isinstance(error, RaytrainError) else Interrupted("ended at once; --resume goes on from there")
+        wait_for(membership.fail.remote("driver", str(outcome)))  # for workers that know nothing of it
+        supervisor.close(0.0 if isinstance(outcome, Interrupted) else CLOSE_S)
+        last: Mail = wait_for(membership.mail.remote(recorder.recorded, 0.0))  # what workers told while they ended
+        recorder.take(last, {node.node_id for node in living_nodes()})
     record = recorder.finish(summaries, outcome)
     supervisor.close(CLOSE_S)
     ray.kill(membership)
@@ -143,10 +149,12 @@ def _listen(
                 recorder.event("scale", least=limits[0], most=limits[1])
             elif request["kind"] == "checkpoint":
                 wait_for(membership.request.remote(checkpoint=True))
+        if (stop or interrupted.is_set()) and not mail.generation:
+            raise Interrupted("stopped before the first step; --resume goes on from there")
         if (stop or interrupted.is_set()) and not mail.stopping:
             recorder.note("stopping: finishing the step and writing a checkpoint (Ctrl-C again ends at once)")
             wait_for(membership.request.remote(stop=True))
-        if not mail.generation and time.monotonic() - started_s > job.scaling.wait_s:
+        if not mail.generation and time.monotonic() - started_s > max(job.scaling.wait_s, START_S):
             _start_with_those_there(job, membership, mail)
         for decision in supervisor.tend(mail, limits[1]):
             recorder.decision(decision)
@@ -154,11 +162,12 @@ def _listen(
 
 
 def _start_with_those_there(job: Job, membership: Actor, mail: Mail) -> None:
-    """After `scaling.wait_s` a run starts with the workers that came, if they are enough."""
+    """After `scaling.wait_s`, but not before `START_S`, a run starts with the workers that came, if they are enough."""
     if len(mail.workers) < job.scaling.workers.min:
         raise ClusterError(
-            f"{len(mail.workers)} of at least {job.scaling.workers.min} workers started within scaling.wait_s = "
-            f"{job.scaling.wait_s:g} s; something else may use the cluster's resources: see `ray status`"
+            f"{len(mail.workers)} of at least {job.scaling.workers.min} workers started within "
+            f"{max(job.scaling.wait_s, START_S):g} s (scaling.wait_s is {job.scaling.wait_s:g}); "
+            "something else may use the cluster's resources: see `ray status`"
         )
     wait_for(membership.expect.remote(len(mail.workers)))
 

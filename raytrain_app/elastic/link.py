@@ -40,6 +40,7 @@ class Link:
 
     def join(self) -> Generation | None:
         """Blocks until this worker is in a generation; None means that the run is over for it."""
+        self.deliver()
         generation: Generation | None = wait_for(self._membership.join.remote(self.info, self.clock))
         if generation is not None:
             self._sent = generation.recorded
