@@ -240,10 +240,13 @@ class AllReduce:
 
     def _refuse_nan(self, total: Total) -> None:
         """Stops before a step that is not finite is applied, so that no replica and no checkpoint ever holds it."""
-        if not np.isfinite(total.loss) or not bool(torch.isfinite(total.mean).all()):
+        # Buffers may well hold infinities, such as an attention mask.
+        gradient = total.mean[: self.learner.layout.num_parameters]
+        if not np.isfinite(total.loss) or not bool(torch.isfinite(gradient).all()):
             what = "loss" if not np.isfinite(total.loss) else "gradient"
             raise TrainingError(
-                f"the {what} is not finite at step {self.progress.step} of epoch {self.progress.epoch + 1} (loss {total.loss}); "
+                f"the {what} is not finite at step {self.progress.step + 1} of epoch {self.progress.epoch + 1} "
+                f"(loss {total.loss}); "
                 "the step was not applied. Lower optimizer.lr, set train.clip_norm, or check the data"
             )
 
@@ -321,6 +324,9 @@ class AllReduce:
 
     def _finish(self, status: str) -> None:
         """Tests the final weights, makes sure the last checkpoint is on storage, and says goodbye."""
+        weights = self.learner.weights()
+        if not all(np.isfinite(array).all() for array in weights.values()):
+            raise TrainingError(f"the weights are not finite after step {self.progress.step}; lower optimizer.lr")
         if status == "stopped":
             self._checkpoint()
         test = self._worker.dataset.test
@@ -338,7 +344,7 @@ class AllReduce:
                 "val_accuracy": metrics.get("val_accuracy"),
                 "test_loss": tested.get("loss"),
                 "test_accuracy": tested.get("accuracy"),
-                "weights_sha256": weights_sha256(self.learner.weights()),
+                "weights_sha256": weights_sha256(weights),
             }
         )
 

@@ -69,7 +69,7 @@ def reporting(membership: Actor, worker_id: str) -> Any:
         yield
     except RaytrainError as error:
         ray.get(membership.fail.remote(worker_id, str(error), ""))
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         text = f"{type(error).__name__}: {error}"
         ray.get(membership.fail.remote(worker_id, text, traceback.format_exc()))
 
@@ -88,6 +88,7 @@ def run_worker(spec: WorkerSpec, train: Callable[[Worker], None]) -> None:
         try:
             train(worker)
         finally:
+            worker.link.deliver()
             worker.link.close()
 
 
