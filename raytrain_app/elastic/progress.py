@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -22,7 +22,7 @@ class Progress:
         step: steps applied; the cursor.
         epoch: epochs completed.
         samples: rows applied.
-        loss_sum, correct, rows: totals of the epoch under way.
+        loss_sum, correct, rows, extra: totals of the epoch under way; `extra` is for the task's own metrics.
         metrics: of the last completed epoch.
         best: best value of the early-stopping metric so far.
         waited: epochs since it got better.
@@ -35,6 +35,7 @@ class Progress:
     loss_sum: float = 0.0
     correct: int = 0
     rows: int = 0
+    extra: list[float] = field(default_factory=list)
     metrics: Metrics = field(default_factory=dict)
     best: float | None = None
     waited: int = 0
@@ -52,19 +53,20 @@ class Progress:
     def from_json(cls, values: Mapping[str, Any]) -> Progress:
         return cls(**values)
 
-    def add_step(self, loss: float, correct: int, rows: int) -> None:
+    def add_step(self, loss: float, correct: int, rows: int, extra: Sequence[float] = ()) -> None:
         """A step with these totals has been applied."""
         self.step += 1
         self.samples += rows
         self.loss_sum += loss
         self.correct += correct
         self.rows += rows
+        self.extra = [before + more for before, more in zip(self.extra or [0.0] * len(extra), extra, strict=True)]
 
-    def end_epoch(self, validation: Metrics, job: Job) -> Metrics:
-        """Closes the epoch: its metrics, and whether early stopping ends the run."""
-        self.metrics = {"loss": self.loss_sum / self.rows, "accuracy": self.correct / self.rows, **validation}
+    def end_epoch(self, others: Metrics, job: Job) -> Metrics:
+        """Closes the epoch: its metrics (`others` are the task's own and those of the validation), and early stopping."""
+        self.metrics = {"loss": self.loss_sum / self.rows, "accuracy": self.correct / self.rows, **others}
         self.epoch += 1
-        self.loss_sum, self.correct, self.rows = 0.0, 0, 0
+        self.loss_sum, self.correct, self.rows, self.extra = 0.0, 0, 0, []
         rule = job.train.early_stopping
         if rule is not None:
             value = self.metrics[rule.monitor]

@@ -20,7 +20,7 @@ from raytrain_app.elastic.group import collective
 from raytrain_app.elastic.plan import Node, children, cover, owned_shards, shard_rows
 
 NUM_SCORES = 2
-"""Scores of a node: sum of the losses and number of rows predicted correctly."""
+"""Scores that every task has: sum of the losses and number of rows predicted correctly."""
 GATHER_WHOLE_BYTES = 256 * 1024
 """Packets up to this size are gathered whole: measured break-even of one and two rounds over gloo on loopback."""
 
@@ -34,12 +34,14 @@ class Layout:
         num_buffers: following elements (float buffers), averaged over the shards that had rows.
         num_counters: integer buffers, reduced by their maximum.
         dtype: dtype of the flat vector, float32 or float64.
+        num_scores: sum of the losses, rows predicted correctly, and whatever more a task's own metrics add up.
     """
 
     num_parameters: int = 0
     num_buffers: int = 0
     num_counters: int = 0
     dtype: torch.dtype = torch.float32
+    num_scores: int = NUM_SCORES
 
     @property
     def size(self) -> int:
@@ -53,7 +55,7 @@ class Shard:
     Attributes:
         vector: summed gradient and float buffers, (layout.size,).
         counters: integer buffers, int64 (layout.num_counters,).
-        scores: float64 (2,): sum of the losses, rows predicted correctly.
+        scores: float64 (layout.num_scores,): sum of the losses, rows predicted correctly, and more.
     """
 
     vector: torch.Tensor
@@ -72,6 +74,7 @@ class Total:
         correct: rows predicted correctly.
         flags: largest value of each control flag.
         rows: with audit, the ids of the rows that each worker really used, in rank order; else empty.
+        extra: sums of the scores beyond those two.
     """
 
     mean: torch.Tensor
@@ -80,6 +83,7 @@ class Total:
     correct: int
     flags: list[int]
     rows: list[int] = field(default_factory=list)
+    extra: list[float] = field(default_factory=list)
 
 
 class Reducer:
@@ -137,8 +141,8 @@ class Reducer:
         partial: dict[Node, torch.Tensor] = {}
         told_by_all: list[int] = []
         for nodes, (head, sums) in zip(self.covers, packets, strict=True):
-            end = fixed + NUM_SCORES * len(nodes)
-            node_scores.update(zip(nodes, head[fixed:end].split(NUM_SCORES), strict=True))
+            end = fixed + self.layout.num_scores * len(nodes)
+            node_scores.update(zip(nodes, head[fixed:end].split(self.layout.num_scores), strict=True))
             partial.update(zip(nodes, sums, strict=True))
             told_by_all += [int(row) for row in head[end:].tolist()]
         first = 0 if self.whole else self.rank * self.slice_size
@@ -182,7 +186,8 @@ class Reducer:
     def _exchange(self, head: torch.Tensor, row_counts: Sequence[int]) -> list[tuple[torch.Tensor, torch.Tensor]]:
         """Sends packets and returns from each rank its head and its nodes' sums (nodes, slice_size) for this rank's slice."""
         fixed = self.num_flags + self.layout.num_counters
-        head_bytes = [8 * (fixed + NUM_SCORES * len(n) + rows) for n, rows in zip(self.covers, row_counts, strict=True)]
+        per_node = self.layout.num_scores
+        head_bytes = [8 * (fixed + per_node * len(n) + rows) for n, rows in zip(self.covers, row_counts, strict=True)]
         body_bytes = [self.wire_dtype.itemsize * self.slice_size * len(nodes) for nodes in self.covers]
         # Heads are multiples of 8 bytes; bodies are padded to them, so that every view below is aligned.
         sizes = [h + -(-b // 8) * 8 for h, b in zip(head_bytes, body_bytes, strict=True)]
@@ -218,9 +223,9 @@ class Reducer:
     def _total(
         self, mean: torch.Tensor, counters: torch.Tensor, scores: torch.Tensor, flags: torch.Tensor, rows: list[int]
     ) -> Total:
-        loss, correct = scores.tolist()
+        loss, correct, *extra = scores.tolist()
         flag_values = [int(flag) for flag in flags.tolist()]
-        return Total(mean[: self.layout.size], counters.to(torch.int64), loss, round(correct), flag_values, rows)
+        return Total(mean[: self.layout.size], counters.to(torch.int64), loss, round(correct), flag_values, rows, extra)
 
 
 def _combine(parts: dict[Node, torch.Tensor], node: Node) -> torch.Tensor:

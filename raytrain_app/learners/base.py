@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Protocol
 
 import numpy as np
 import torch
 
 from raytrain_app.elastic.reduce import Layout, Shard
+from raytrain_app.learners.callbacks import Callbacks
 from raytrain_app.state import TrainState
 
 
@@ -15,10 +17,24 @@ class Learner(Protocol):
     """One replica of the model with its optimizer.
 
     Whatever it computes depends on its arguments and its state alone, never on the worker: same rows, same bits.
+
+    Attributes:
+        layout: of the flat vector that `shard` gives and `apply` takes.
+        device: where that vector is.
     """
 
     layout: Layout
     device: torch.device
+
+    @property
+    def callbacks(self) -> Callbacks:
+        """The framework's own callbacks."""
+        ...
+
+    @property
+    def own_file(self) -> str | None:
+        """Name of the file in which the framework saves a whole model; None where it has no such format."""
+        ...
 
     def shard(self, x: np.ndarray, y: np.ndarray, seed: int) -> Shard:
         """Gradient of the SUM of the losses of the rows x (rows, *shape), y (rows,), starting from the step's buffers.
@@ -33,7 +49,11 @@ class Learner(Protocol):
         ...
 
     def evaluate(self, x: np.ndarray, y: np.ndarray) -> torch.Tensor:
-        """Scores of rows in evaluation mode: float64 (2,), sum of the losses and rows predicted correctly."""
+        """Scores of rows in evaluation mode: float64 (layout.num_scores,), as in `Shard`."""
+        ...
+
+    def metrics(self, extra: Sequence[float]) -> dict[str, float]:
+        """The task's own metrics by name, from what their scores have added up to."""
         ...
 
     def outputs(self, x: np.ndarray) -> np.ndarray:
@@ -50,6 +70,10 @@ class Learner(Protocol):
 
     def weights(self) -> dict[str, np.ndarray]:
         """The parameters alone, by name, on the host."""
+        ...
+
+    def export(self) -> bytes:
+        """Content of `own_file`: the model with its weights."""
         ...
 
     def flat(self) -> tuple[torch.Tensor, torch.Tensor]:

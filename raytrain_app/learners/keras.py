@@ -6,8 +6,11 @@ between, the exact sum over workers, is the engine's and has nothing of TensorFl
 
 from __future__ import annotations
 
+import tempfile
 from collections.abc import Collection, Iterable, Mapping, Sequence
+from functools import partial
 from itertools import chain
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -20,6 +23,7 @@ from raytrain_app.elastic.reduce import NUM_SCORES, Layout, Shard
 from raytrain_app.errors import JobError
 from raytrain_app.job import Job
 from raytrain_app.learners import keras_parts as parts
+from raytrain_app.learners.keras_callbacks import PREFIX, KerasCallbacks
 from raytrain_app.learners.tensorflow_process import import_keras
 from raytrain_app.state import Arrays, TrainState, check_names
 from raytrain_app.task import Task
@@ -35,8 +39,16 @@ class KerasLearner:
     BatchNorm) are the buffers. The states of Keras's random generators are neither: each shard sets them from its seed.
     """
 
-    def __init__(self, job: Job, task: Task) -> None:
-        """Builds the model from the job's seed alone, so that all replicas start equal."""
+    own_file = "model.keras"
+
+    def __init__(self, job: Job, task: Task, directory: str | None = None) -> None:
+        """Builds the model from the job's seed alone, so that all replicas start equal.
+
+        Args:
+            job: what is trained.
+            task: gives the model and all that goes with it.
+            directory: URI of the run directory, below which callbacks write; None where nothing is trained.
+        """
         keras = import_keras()
         self.device = torch.device("cpu")
         self._task, self._clip_norm = task, job.train.clip_norm
@@ -63,9 +75,10 @@ class KerasLearner:
             sum(_size(v) for v in self._buffers.values()),
             sum(_size(v) for v in self._counters.values()),
             dtype,
+            NUM_SCORES + sum(_size(v) for metric in self._metrics for v in metric.variables),
         )
         self._dtype = tf.as_dtype(str(dtype).removeprefix("torch."))
-        self._num_scores = NUM_SCORES + sum(_size(v) for metric in self._metrics for v in metric.variables)
+        self.callbacks = KerasCallbacks(partial(task.keras_callbacks, keras), keras, self.model, job, directory)
         self._keep_start()
         self._trace()
 
@@ -74,7 +87,7 @@ class KerasLearner:
     def shard(self, x: np.ndarray, y: np.ndarray, seed: int) -> Shard:
         if len(y) == 0:
             counters = torch.zeros(self.layout.num_counters, dtype=torch.int64)
-            scores = torch.zeros(self._num_scores, dtype=torch.float64)
+            scores = torch.zeros(self.layout.num_scores, dtype=torch.float64)
             return Shard(torch.zeros(self.layout.size, dtype=self.layout.dtype), counters, scores)
         _seed_states(self._generators, seed)
         flat, counters, scores = self._shard(x, y, _seed_pair(seed, -1), *self._start)
@@ -167,28 +180,37 @@ class KerasLearner:
 
     # ---- state ----
 
-    def metrics(self, sums: Sequence[float]) -> dict[str, float]:
-        return parts.metric_results(self._metrics, sums)
+    def metrics(self, extra: Sequence[float]) -> dict[str, float]:
+        return parts.metric_results(self._metrics, extra)
 
     def state(self) -> TrainState:
-        return TrainState(self.weights(), _read({**self._buffers, **self._counters}), _read(self._slots))
+        optimizer = {**_read(self._slots), **self.callbacks.state()}
+        return TrainState(self.weights(), _read({**self._buffers, **self._counters}), optimizer)
 
     def load(self, state: TrainState) -> None:
         buffers = {**self._buffers, **self._counters}
+        slots = {name: array for name, array in state.optimizer.items() if not name.startswith(PREFIX)}
         groups = {
             "weights": (self._weights, state.weights),
             "buffers": (buffers, state.buffers),
-            "optimizer state": (self._slots, state.optimizer),
+            "optimizer state": (self._slots, slots),
         }
         for what, (variables, found) in groups.items():
             check_names(what, {name: tuple(v.shape) for name, v in variables.items()}, found)
         for variables, found in groups.values():
             for name, variable in variables.items():
                 variable.assign(found[name])
+        self.callbacks.load({name: array for name, array in state.optimizer.items() if name.startswith(PREFIX)})
         self._keep_start()
 
     def weights(self) -> Arrays:
         return _read(self._weights)
+
+    def export(self) -> bytes:
+        with tempfile.TemporaryDirectory() as folder:
+            path = Path(folder) / self.own_file
+            self.model.save(path)
+            return path.read_bytes()
 
     def flat(self) -> tuple[torch.Tensor, torch.Tensor]:
         weights = _flatten([*self._trained, *self._buffers.values()], self._dtype)
@@ -234,8 +256,7 @@ def variable_names(model: Any) -> dict[str, Any]:
 def _slot_names(optimizer: Any, parameters: Mapping[str, str]) -> dict[str, Any]:
     """The optimizer's variables as `<slot>.<parameter>`; `parameters` has the weights' names by their paths.
 
-    Keras calls a slot by the path of its weight and the slot's own name, joined with underscores. The learning rate is no
-    state: it is set in each step.
+    Keras calls a slot by the path of its weight and the slot's own name, joined with underscores.
     """
     prefixes = {f"{path.replace('/', '_')}_": name for path, name in parameters.items()}
     names = {}
@@ -243,7 +264,6 @@ def _slot_names(optimizer: Any, parameters: Mapping[str, str]) -> dict[str, Any]
         path = variable.path.removeprefix(f"{optimizer.name}/")
         owner = max((prefix for prefix in prefixes if path.startswith(prefix)), key=len, default=None)
         names[path.replace("/", ".") if owner is None else f"{path.removeprefix(owner)}.{prefixes[owner]}"] = variable
-    names.pop("learning_rate", None)
     return names
 
 

@@ -59,7 +59,7 @@ class TorchLearner:
     def __init__(self, job: Job, task: Task, device: torch.device) -> None:
         """Builds the model from the job's seed alone, so that all replicas start equal."""
         self.device = device
-        self.callbacks = Callbacks()
+        self.callbacks, self.own_file = Callbacks(), None
         self._task = task
         self._clip_norm = job.train.clip_norm
         self._autocast = torch.autocast(device.type, torch.bfloat16, enabled=job.train.precision == "bf16")
@@ -239,8 +239,8 @@ class TorchLearner:
     def weights(self) -> Arrays:
         return {name: _copy(parameter) for name, parameter in self._parameters.items()}
 
-    def export(self) -> dict[str, bytes]:
-        return {}
+    def export(self) -> bytes:
+        raise NotImplementedError("own_file is None")
 
     def flat(self) -> tuple[torch.Tensor, torch.Tensor]:
         vector = torch.cat([self._weights.detach(), self._read(self._buffers).to(self.layout.dtype)])

@@ -122,6 +122,14 @@ class CheckpointStore:
         self._tidy(step)
         return self._folder.child(name).uri
 
+    def attach(self, step: int, name: str, data: bytes) -> None:
+        """Puts a file beside those of a checkpoint, with which it is deleted; `load` does not look at it.
+
+        Raises:
+            StorageError: it cannot be written.
+        """
+        self._folder.write(f"{_name(step)}/{name}", data)
+
     def steps(self) -> list[int]:
         """Steps of the checkpoints that have a manifest, in order."""
         return sorted(step for step, files in self._folders().items() if MANIFEST in files)

@@ -19,7 +19,7 @@ from raytrain_app.data import Reader, Split, epoch_order
 from raytrain_app.elastic.group import Group, PeerLost, collective
 from raytrain_app.elastic.plan import learning_rate, owned_shards, shard_rows, shard_seed
 from raytrain_app.elastic.progress import Metrics, Progress, steps_per_epoch
-from raytrain_app.elastic.reduce import NUM_SCORES, Layout, Reducer, Shard, Total
+from raytrain_app.elastic.reduce import Layout, Reducer, Shard, Total
 from raytrain_app.elastic.roster import Generation
 from raytrain_app.elastic.vault import VaultKeeper
 from raytrain_app.errors import TrainingError
@@ -28,6 +28,7 @@ from raytrain_app.state import TrainState, weights_sha256
 from raytrain_app.storage.checkpoints import CheckpointStore
 from raytrain_app.storage.folder import Folder
 from raytrain_app.storage.saver import Saver
+from raytrain_app.strategies.hooks import Hooks
 from raytrain_app.strategies.worker import Worker
 
 JOIN, LEAVE, CHECKPOINT, STOP = range(4)
@@ -77,6 +78,7 @@ class AllReduce:
         )
         self._saver = Saver(self._store, self.link.event)
         self._keeper = VaultKeeper(worker.vault) if worker.vault is not None else None
+        self._hooks = Hooks(worker.learner, self._steps)
         self.progress = Progress()
         self._order: tuple[int, np.ndarray] | None = None
 
@@ -107,14 +109,16 @@ class AllReduce:
         self._group = group
         self._shards = owned_shards(group.rank, group.world_size, self.job.num_shards)
         self._reducer = self._make_reducer(group, self.learner.layout)
-        self._scorer = self._make_reducer(group, Layout())
+        self._scorer = self._make_reducer(group, Layout(num_scores=self.learner.layout.num_scores))
         if self.job.train.reduction == "fast":
             self._fast_learner.connect(group.world_size)
+        self._hooks.start(group)
         self.link.stopwatch.switch("useful")
         while not self.progress.finished(self.job):
             if self._at_epoch_end():
                 self._end_epoch()
                 continue
+            self._hooks.epoch_begins(self.progress)
             leaving = self.link.signals.leave
             flags = self._step(leaving).flags
             if flags[STOP]:
@@ -192,14 +196,17 @@ class AllReduce:
         reduce = self._reduce_fast if fast else self._reduce_exact
         total = reduce(batch, flags, [int(row) for row in batch.mine] if self.job.audit else None)
         self._refuse_nan(total)
+        self._hooks.batch_begins(progress.step)
         lr = self._learning_rate(progress.step)
         if fast:
             self._fast_learner.fast_apply(lr)
         else:
             self.learner.apply(total.mean, total.counters, lr)
         size = len(batch.rows)
-        progress.add_step(total.loss, total.correct, size)
-        self._record("step", lr, {"loss": total.loss / size, "accuracy": total.correct / size}, total.rows)
+        progress.add_step(total.loss, total.correct, size, total.extra)
+        metrics = {"loss": total.loss / size, "accuracy": total.correct / size}
+        self._record("step", lr, metrics, total.rows)
+        self._hooks.batch_ends(progress.step - 1, metrics, progress)
         self.link.stopwatch.switch("useful")
         return total
 
@@ -234,9 +241,10 @@ class AllReduce:
             if self._group.world_size > 1:
                 dist.all_reduce(vector)
             rows = self._group.gather_ints(told, len(batch.rows)) if told is not None else []
-        loss, correct, *sums = vector.tolist()
+        loss, correct, *extra = vector[: len(scores)].tolist()
         nothing = torch.empty(0)
-        return Total(nothing, nothing.long(), loss, round(correct), [int(total > 0) for total in sums], rows)
+        asked = [int(total > 0) for total in vector[len(scores) :].tolist()]
+        return Total(nothing, nothing.long(), loss, round(correct), asked, rows, extra)
 
     def _refuse_nan(self, total: Total) -> None:
         """Stops before a step that is not finite is applied, so that no replica and no checkpoint ever holds it."""
@@ -285,17 +293,27 @@ class AllReduce:
     def _end_epoch(self) -> None:
         """Validates, closes the epoch and checkpoints it."""
         validation = self._worker.dataset.validation
-        scores = {f"val_{name}": value for name, value in self._evaluate(validation).items()} if validation is not None else {}
-        if not all(np.isfinite(value) for value in scores.values()):
-            raise TrainingError(
-                f"the validation loss is not finite after epoch {self.progress.epoch + 1} ({scores}); "
-                "lower optimizer.lr or check the data"
-            )
-        metrics = self.progress.end_epoch(scores, self.job)
+        scores: Metrics = {}
+        if validation is not None:
+            self._hooks.validation_begins()
+            metrics = self._evaluate(validation)
+            self._hooks.validation_ends(metrics)
+            scores = {f"val_{name}": value for name, value in metrics.items()}
+            if not np.isfinite(scores["val_loss"]):
+                raise TrainingError(
+                    f"the validation loss is not finite after epoch {self.progress.epoch + 1} ({scores}); "
+                    "lower optimizer.lr or check the data"
+                )
+        metrics = self.progress.end_epoch({**self.learner.metrics(self.progress.extra), **scores}, self.job)
         self._record("epoch", self._learning_rate(self.progress.step - 1), metrics)
-        self._checkpoint(metrics)
+        try:
+            self._hooks.epoch_ends(self.progress)
+        finally:
+            self._checkpoint(metrics)
 
     def _learning_rate(self, step: int) -> float:
+        if self._hooks.lr is not None:
+            return self._hooks.lr
         rule = self.job.optimizer
         return learning_rate(rule.schedule, rule.lr, step, self.job.train.epochs * self._steps, rule.warmup_steps)
 
@@ -308,13 +326,14 @@ class AllReduce:
 
         def shard(number: int) -> Shard:
             ids = split.ids[shard_rows(len(split), self.job.num_shards, number)]
-            scores = torch.zeros(NUM_SCORES, dtype=torch.float64, device=self.learner.device)
+            scores = torch.zeros(self.learner.layout.num_scores, dtype=torch.float64, device=self.learner.device)
             for start in range(0, len(ids), EVALUATION_ROWS):
                 scores += self.learner.evaluate(*reader.rows(ids[start : start + EVALUATION_ROWS]))
             return Shard(nothing, nothing.long(), scores)
 
         total = self._scorer.reduce(shard, len(split), 1, [0, 0, 0, 0])
-        return {"loss": total.loss / len(split), "accuracy": total.correct / len(split)}
+        own = self.learner.metrics(total.extra)
+        return {"loss": total.loss / len(split), "accuracy": total.correct / len(split), **own}
 
     # ---- checkpoints and the end ----
 
@@ -329,24 +348,39 @@ class AllReduce:
             raise TrainingError(f"the weights are not finite after step {self.progress.step}; lower optimizer.lr")
         if status == "stopped":
             self._checkpoint()
+        else:
+            self._hooks.training_ends(self.progress)
         test = self._worker.dataset.test
         tested = self._evaluate(test) if test is not None and status != "stopped" else {}
-        self._saver.drain()
         metrics = self.progress.metrics
-        self.link.done(
-            {
-                "status": status,
-                "epochs": self.progress.epoch,
-                "steps": self.progress.step,
-                "samples": self.progress.samples,
-                "train_loss": metrics.get("loss"),
-                "val_loss": metrics.get("val_loss"),
-                "val_accuracy": metrics.get("val_accuracy"),
-                "test_loss": tested.get("loss"),
-                "test_accuracy": tested.get("accuracy"),
-                "weights_sha256": weights_sha256(weights),
-            }
-        )
+        summary = {
+            "status": status,
+            "epochs": self.progress.epoch,
+            "steps": self.progress.step,
+            "samples": self.progress.samples,
+            "train_loss": metrics.get("loss"),
+            "val_loss": metrics.get("val_loss"),
+            "val_accuracy": metrics.get("val_accuracy"),
+            "test_loss": tested.get("loss"),
+            "test_accuracy": tested.get("accuracy"),
+            "weights_sha256": weights_sha256(self.learner.weights()),
+        }
+        self._saver.drain()
+        if self._group.rank == 0 and self.learner.own_file is not None and status != "stopped":
+            self._export(self.learner.own_file)
+        self.link.done(summary)
+
+    def _export(self, name: str) -> None:
+        """Saves the best model in the framework's own format too, beside its checkpoint; the learner is of no use after it."""
+        found = self._store.load("best") or self._store.load("latest")
+        if found is None:
+            return
+        state, step, _ = found
+        self.learner.load(state)
+        try:
+            self._store.attach(step, name, self.learner.export())
+        except Exception as error:  # a model's own code may not bear to be saved; its checkpoint is there all the same
+            self.link.event("export_failed", file=name, error=f"{type(error).__name__}: {error}")
 
 
 def _span(num_rows: int, num_shards: int, shards: range) -> slice:

@@ -14,7 +14,7 @@ import ray
 import ray.train
 import torch
 
-from raytrain_app.actors import Actor, wait_for
+from raytrain_app.actors import Actor
 from raytrain_app.data import Dataset
 from raytrain_app.elastic.group import Rendezvous, choose_interface
 from raytrain_app.elastic.link import Link
@@ -114,7 +114,7 @@ def _build(spec: WorkerSpec, job: Job, worker_id: str, device: torch.device) -> 
     )
     link = Link(spec.membership, info)
     task = load_task(job.task)
-    learner = build_learner(job, task, device)
+    learner = build_learner(job, task, device, spec.directory)
     dataset = ray.get(spec.dataset[0])
     return Worker(job, task, learner, dataset, link, rendezvous, device, spec.directory, spec.vault)
 
@@ -130,12 +130,19 @@ def prepare_process(job: Job) -> None:
         tensorflow_process.prepare_process(job)
 
 
-def build_learner(job: Job, task: Task, device: torch.device) -> Learner:
-    """The learner of the job's framework; the framework is imported here and nowhere before."""
+def build_learner(job: Job, task: Task, device: torch.device, directory: str | None = None) -> Learner:
+    """The learner of the job's framework; the framework is imported here and nowhere before.
+
+    Args:
+        job: says which framework and model.
+        task: builds the model.
+        device: for PyTorch.
+        directory: URI of the run directory, for a framework's own callbacks; None where nothing is trained.
+    """
     if job.framework == "tensorflow":
         from raytrain_app.learners.keras import KerasLearner
 
-        return KerasLearner(job, task)
+        return KerasLearner(job, task, directory)
     from raytrain_app.learners.torch import TorchLearner
 
     return TorchLearner(job, task, device)
