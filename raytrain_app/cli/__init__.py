@@ -17,8 +17,12 @@ from raytrain_app.cli import cluster as cluster_commands
 from raytrain_app.cli.audit import audit
 from raytrain_app.cli.control import scale, status, stop
 from raytrain_app.cli.drill import drill
+from raytrain_app.cli.evaluate import evaluate
 from raytrain_app.cli.init import init
+from raytrain_app.cli.predict import predict
+from raytrain_app.cli.report import compare, report
 from raytrain_app.cli.run import check, run
+from raytrain_app.cli.submit import submit
 from raytrain_app.errors import EXIT_DONE, EXIT_FAILED, EXIT_INTERRUPTED, RaytrainError, TrainingError
 
 app = typer.Typer(
@@ -48,7 +52,7 @@ def _options(
     pass
 
 
-for _command in (init, check, run, status, scale, stop, audit, drill):
+for _command in (init, check, run, submit, status, scale, stop, report, compare, evaluate, predict, audit, drill):
     app.command()(_command)
 app.add_typer(cluster_commands.app)
 

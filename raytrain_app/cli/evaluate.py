@@ -59,11 +59,11 @@ def evaluate(
 
     Example: [bold]raytrain evaluate mnist-torch --split validation --checkpoint best[/bold]
     """
-    from raytrain_app.cli.quiet import quiet_terminal
+    from raytrain_app.cli.quiet import quiet_libraries
     from raytrain_app.storage.requests import find_run
 
     folder = find_run(run, storage)
-    with quiet_terminal(folder.child("evaluations").uri, debug=debug):
+    with quiet_libraries(debug=debug):
         from raytrain_app.inference.evaluations import evaluate_run
         from raytrain_app.inference.trained import load_trained
 
@@ -105,7 +105,7 @@ def _matrix(found: dict[str, Any]) -> Iterator[str]:
     labels = [str(row["label"]) for row in found["classes"]]
     width = max(len(f"{count:,}") for row in found["confusion"] for count in row)
     yield ""
-    yield f"{'true':>5}  taken for " + "".rjust(0)
+    yield f"{'true':>5}  taken for"
     yield f"{'':>5} " + " ".join(label.rjust(width) for label in labels)
     for label, row in zip(labels, found["confusion"], strict=True):
         yield f"{label:>5} " + " ".join((f"{count:,}" if count else "·").rjust(width) for count in row)

@@ -33,22 +33,49 @@ def quiet_terminal(run_directory: str, *, debug: bool) -> Iterator[TextIO]:
     if debug:
         yield sys.stderr
         return
-    sys.stdout.flush()
-    sys.stderr.flush()
-    saved = os.dup(1), os.dup(2)
-    with tempfile.TemporaryFile() as log, os.fdopen(os.dup(2), "w", encoding="utf-8", errors="replace") as terminal:
-        os.dup2(log.fileno(), 1)
-        os.dup2(log.fileno(), 2)
+    with tempfile.TemporaryFile() as log, _redirected((1, 2), log.fileno()) as terminal:
         try:
             yield terminal
         finally:
             sys.stdout.flush()
             sys.stderr.flush()
-            for number, descriptor in zip((1, 2), saved, strict=True):
-                os.dup2(descriptor, number)
-                os.close(descriptor)
             log.seek(0)
             _keep(run_directory, log.read())
+
+
+@contextmanager
+def quiet_libraries(*, debug: bool) -> Iterator[TextIO]:
+    """Drops what this process and its libraries print to stderr in the block; stdout stays the program's own.
+
+    Args:
+        debug: drop nothing.
+
+    Yields:
+        The real stderr, for the program's own words.
+    """
+    if debug:
+        yield sys.stderr
+        return
+    with open(os.devnull, "wb") as nowhere, _redirected((2,), nowhere.fileno()) as terminal:
+        yield terminal
+
+
+@contextmanager
+def _redirected(descriptors: tuple[int, ...], target: int) -> Iterator[TextIO]:
+    sys.stdout.flush()
+    sys.stderr.flush()
+    saved = [os.dup(descriptor) for descriptor in descriptors]
+    with os.fdopen(os.dup(2), "w", encoding="utf-8", errors="replace") as terminal:
+        for descriptor in descriptors:
+            os.dup2(target, descriptor)
+        try:
+            yield terminal
+        finally:
+            sys.stdout.flush()
+            sys.stderr.flush()
+            for descriptor, original in zip(descriptors, saved, strict=True):
+                os.dup2(original, descriptor)
+                os.close(original)
 
 
 def _keep(run_directory: str, chatter: bytes) -> None:

@@ -84,7 +84,7 @@ def workers_there(job: Job, most: int) -> int:
     Raises:
         ClusterError: there was not room for a single one within `scaling.wait_s`.
     """
-    scaling = job.scaling.model_copy(update={"workers": Workers(min=1, max=most)})
+    scaling = job.scaling.model_copy(update={"workers": Workers.model_validate(f"1..{most}")})
     return wait_for_capacity(job.model_copy(update={"scaling": scaling}), lambda _: None)
 
 

@@ -243,8 +243,8 @@ def _centred(x: np.ndarray, height: int, width: int, ink: int, done: list[str]) 
     size = max(1, round(cut.shape[1] * factor)), max(1, round(cut.shape[0] * factor))
     small = np.asarray(Image.fromarray(cut.astype(np.uint8)).resize(size, Image.Resampling.LANCZOS)).astype(np.float64)
     mass = max(float(small.sum()), 1.0)
-    centre_y = float((small.sum(axis=1) * (np.arange(size[1]) + 0.5)).sum()) / mass
-    centre_x = float((small.sum(axis=0) * (np.arange(size[0]) + 0.5)).sum()) / mass
+    centre_y = float((small.sum(axis=1) * np.arange(size[1])).sum()) / mass
+    centre_x = float((small.sum(axis=0) * np.arange(size[0])).sum()) / mass
     top = min(max(round(height / 2 - centre_y), 0), height - size[1])
     left = min(max(round(width / 2 - centre_x), 0), width - size[0])
     canvas = np.zeros((height, width), np.uint8)
