@@ -36,8 +36,8 @@ class ReadBlock:
 def read_parts(parts: Sequence[Part], want: Want, prepare: Prepare | None) -> list[ReadBlock]:
     """Reads all parts with Ray Data; the blocks come in the order of the parts and of the rows in them.
 
-    Local files are read on this machine, since other nodes may not have them, and without taking CPUs, which workers may
-    hold or this machine may not offer. Files in buckets are read by any node.
+    Local files are read on this machine, since other nodes may not have them; files in buckets are read by any node, and
+    again if that node and its blocks are lost. Reading takes no CPUs from Ray: workers may hold all of them by then.
 
     Raises:
         ray.exceptions.RayError: Ray failed; what is wrong with the data is in the findings instead.
@@ -48,17 +48,18 @@ def read_parts(parts: Sequence[Part], want: Want, prepare: Prepare | None) -> li
     # Ray Data ends a block as soon as it has more bytes than this, which our full blocks have and smaller ones have not:
     # so its blocks are ours, and the windowed order, which goes by blocks, is the same on every cluster.
     context.target_max_block_size = want.block_rows * want.row_bytes - 1
-    here: dict[str, Any] = {
-        "num_cpus": 0,
-        "concurrency": min(len(parts), os.cpu_count() or 1),
-        "label_selector": {"ray.io/node-id": ray.get_runtime_context().get_node_id()},
-    }
     anywhere = any(file.uri for part in parts for file in part.files)
+    cpus = int(ray.cluster_resources().get("CPU", 0)) if anywhere else os.cpu_count()
+    place = {} if anywhere else {"ray.io/node-id": ray.get_runtime_context().get_node_id()}
     summarise = ray.remote(num_cpus=0)(_summary)
     blocks = []
     with _quiet(), DataContext.current(context):
         rows = ray.data.read_datasource(
-            _PartsDatasource(parts, want, prepare), override_num_blocks=len(parts), **({} if anywhere else here)
+            _PartsDatasource(parts, want, prepare),
+            override_num_blocks=len(parts),
+            num_cpus=0,
+            concurrency=min(len(parts), cpus or 1),
+            label_selector=place,
         )
         for bundle in rows.iter_internal_ref_bundles():
             for entry in bundle.blocks:
