@@ -29,8 +29,9 @@ for part in range(6):
     with bucket.open_output_stream(f"digits/{part}.npz") as out:
         np.savez(out, x=images(10_000, seed=part), y=labels(10_000))
 
-cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 0, "include_dashboard": False, "object_store_memory": 100_000_000})
-nodes = [cluster.add_node(num_cpus=1, object_store_memory=100_000_000) for _ in range(2)]
+store = {"object_store_memory": 100_000_000}
+cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 0, "include_dashboard": False, **store})
+nodes = [cluster.add_node(num_cpus=1, **store) for _ in range(2)]
 cluster.wait_for_nodes()
 ray.init(cluster.address, log_to_driver=False)
 blocks = load(make_job(f"s3://key:secret@digits/{options}"), DIGITS).train.blocks
@@ -42,7 +43,7 @@ print("blocks", len(blocks.refs), "on workers' nodes", len(lost))
 class Holder:
     def ready(self): return True
 
-cluster.add_node(num_cpus=1, object_store_memory=100_000_000, resources={"new": 1})
+cluster.add_node(num_cpus=1, resources={"new": 1}, **store)
 for node in nodes:
     cluster.remove_node(node, allow_graceful=False)
 holder = Holder.remote()
