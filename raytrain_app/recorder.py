@@ -37,7 +37,7 @@ class Recorder:
         self._total_steps = steps_per_epoch(num_rows, job.train.global_batch_size) * job.train.epochs
         earlier = directory.read_metrics()
         self.recorded = max((clock for record in earlier if (clock := record_clock(record)) is not None), default=-1)
-        self._samples_before = max((record["samples"] for record in earlier), default=0)
+        self._samples_before = max((record.get("samples", 0) for record in earlier), default=0)
         self._events: list[Record] = list(directory.read_events())
         self._receipts = Receipts([event["receipt"] for event in self._events if "receipt" in event])
         self._seconds: dict[str, float] = {}
@@ -58,7 +58,9 @@ class Recorder:
         crashes, metrics, applied = [], [], []
         self._seconds = mail.seconds
         for clock, record in mail.records:
-            if clock is None:
+            if record["kind"] == "servers":
+                metrics.append(record)
+            elif clock is None:
                 if record["kind"] == "worker_lost" and record["node"] not in living:
                     record = {**record, "kind": "node_lost"}
                 elif record["kind"] == "worker_lost" and record["cause"] == "died":
@@ -95,8 +97,8 @@ class Recorder:
         elif isinstance(decision, Abort):
             self.event("pool_abort", pool=decision.pool)
 
-    def status(self, mail: Mail, limits: tuple[int, int]) -> None:
-        """Writes status.json every second or so: who trains, and that the driver is alive."""
+    def status(self, mail: Mail, limits: tuple[int, int], servers: Callable[[], list[Record]]) -> None:
+        """Writes status.json every second or so: who trains, and that the driver is alive. `servers` tells of others."""
         now_s = time.time()
         if now_s - self._status_s < self._status_every_s:
             return
@@ -113,6 +115,7 @@ class Recorder:
             "limits": list(limits),
             "total_steps": self._total_steps,
             "workers": workers,
+            "servers": servers(),
             "worker_seconds": mail.seconds,
         }
         self._directory.write_status(status)

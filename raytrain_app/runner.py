@@ -22,7 +22,7 @@ from raytrain_app.checks import find_problems
 from raytrain_app.cluster.nodes import living_nodes
 from raytrain_app.data import Dataset, load
 from raytrain_app.elastic.budget import FailureBudget
-from raytrain_app.elastic.membership import Mail, Membership
+from raytrain_app.elastic.membership import Mail
 from raytrain_app.elastic.vault import Vault
 from raytrain_app.errors import ClusterError, Interrupted, JobError, RaytrainError, TrainingError
 from raytrain_app.job import Job
@@ -31,8 +31,8 @@ from raytrain_app.report.updates import Update
 from raytrain_app.session import ray_session
 from raytrain_app.storage.audit import write_rows
 from raytrain_app.storage.rundir import RunDirectory
-from raytrain_app.strategies import train_body
-from raytrain_app.strategies.worker import WorkerSpec
+from raytrain_app.strategies import Services, membership_kind, start_services, train_body
+from raytrain_app.strategies.worker import NO_POOL, WorkerSpec
 from raytrain_app.supervisor import PoolBody, Supervisor, wait_for_capacity
 from raytrain_app.task import load_task
 
@@ -101,15 +101,17 @@ def _train(
 ) -> dict[str, Any]:
     """Starts membership and workers, listens until the run is over, and writes result.json whatever the end is."""
     recorder.event("start", version=__version__, ray=ray.__version__, workers=size)
-    membership = start_here(Membership, size, recorder.recorded, job.failure.heartbeat_s, options={"max_concurrency": 1000})
+    arguments = size, recorder.recorded, job.failure.heartbeat_s
+    membership = start_here(membership_kind(job), *arguments, options={"max_concurrency": 1000})
     vault = start_here(Vault)
     spec = job.model_dump(mode="json"), [ray.put(dataset)], membership, vault, directory.uri
+    services = start_services(job, WorkerSpec(*spec, NO_POOL), len(dataset.train))
     supervisor = Supervisor(job, membership, PoolBody(train_body(job), lambda pool: WorkerSpec(*spec, pool)))
     outcome: RaytrainError | None = None
     summaries: list[dict[str, Any]] = []
     try:
         recorder.phase(f"starting {size} worker{'s' if size > 1 else ''}")
-        summaries = _listen(job, membership, supervisor, recorder, interrupted)
+        summaries = _listen(job, membership, services, supervisor, recorder, interrupted)
     except (RaytrainError, KeyboardInterrupt) as error:
         outcome = error if isinstance(error, RaytrainError) else Interrupted("ended at once; --resume goes on from there")
         wait_for(membership.fail.remote("driver", str(outcome)))  # for workers that know nothing of it
@@ -118,6 +120,7 @@ def _train(
         recorder.take(last, {node.node_id for node in living_nodes()})
     record = recorder.finish(summaries, outcome)
     supervisor.close(CLOSE_S)
+    services.close()
     ray.kill(membership)
     ray.kill(vault)
     if outcome is not None:
@@ -126,7 +129,12 @@ def _train(
 
 
 def _listen(
-    job: Job, membership: Actor, supervisor: Supervisor, recorder: Recorder, interrupted: threading.Event
+    job: Job,
+    membership: Actor,
+    services: Services,
+    supervisor: Supervisor,
+    recorder: Recorder,
+    interrupted: threading.Event,
 ) -> list[dict[str, Any]]:
     """Takes mail and tends the pools until all workers are done; returns their summaries."""
     budget, started_s = FailureBudget(job.failure.max_restarts), time.monotonic()
@@ -147,6 +155,8 @@ def _listen(
             if request["kind"] == "scale":
                 limits = request["least"], min(request["most"], job.num_shards)
                 recorder.event("scale", least=limits[0], most=limits[1])
+            elif request["kind"] == "servers":
+                services.scale(request["servers"])
             elif request["kind"] == "checkpoint":
                 wait_for(membership.request.remote(checkpoint=True))
         if (stop or interrupted.is_set()) and not mail.generation:
@@ -158,7 +168,7 @@ def _listen(
             _start_with_those_there(job, membership, mail)
         for decision in supervisor.tend(mail, limits[1]):
             recorder.decision(decision)
-        recorder.status(mail, limits)
+        recorder.status(mail, limits, services.status)
 
 
 def _start_with_those_there(job: Job, membership: Actor, mail: Mail) -> None:

@@ -29,7 +29,7 @@ class Link:
         self.stopwatch = Stopwatch()
         self.signals = Signals()
         self.clock = -1
-        self._membership = membership
+        self.membership = membership
         self._generation: Generation | None = None
         self._pending: list[tuple[int, dict[str, Any]]] = []
         self._sent = -1
@@ -41,7 +41,7 @@ class Link:
     def join(self) -> Generation | None:
         """Blocks until this worker is in a generation; None means that the run is over for it."""
         self.deliver()
-        generation: Generation | None = wait_for(self._membership.join.remote(self.info, self.clock))
+        generation: Generation | None = wait_for(self.membership.join.remote(self.info, self.clock))
         if generation is not None:
             self._sent = generation.recorded
         self._generation = generation
@@ -62,26 +62,26 @@ class Link:
             return
         news = [(clock, record) for clock, record in self._pending if clock > self._sent]
         if news:
-            self._membership.record.remote(news)
+            self.membership.record.remote(news)
             self._sent = news[-1][0]
 
     def event(self, kind: str, **details: Any) -> None:
         """Sends an event for the run's event log."""
-        self._membership.record.remote([(None, {"kind": kind, "time": time.time(), **details})])
+        self.membership.record.remote([(None, {"kind": kind, "time": time.time(), **details})])
 
     def leave(self) -> None:
         """Tells that this worker leaves; it must not join again."""
-        wait_for(self._membership.leave.remote(self.info.worker_id, self.stopwatch.read()))
+        wait_for(self.membership.leave.remote(self.info.worker_id, self.stopwatch.read()))
 
     def done(self, summary: dict[str, Any]) -> None:
         """Delivers all records and tells that this worker finished the run."""
         self.deliver()
-        wait_for(self._membership.done.remote(self.info.worker_id, summary, self.stopwatch.read()))
+        wait_for(self.membership.done.remote(self.info.worker_id, summary, self.stopwatch.read()))
 
     def fail(self, message: str, traceback: str = "") -> None:
         """Ends the run with an error."""
         self.deliver()
-        wait_for(self._membership.fail.remote(self.info.worker_id, message, traceback))
+        wait_for(self.membership.fail.remote(self.info.worker_id, message, traceback))
 
     def close(self) -> None:
         """Ends the thread."""
@@ -93,7 +93,7 @@ class Link:
             generation = self._generation.number if self._generation else 0
             try:
                 signals: Signals = wait_for(
-                    self._membership.signals.remote(self.info, generation, self.clock, version, self.stopwatch.read())
+                    self.membership.signals.remote(self.info, generation, self.clock, version, self.stopwatch.read())
                 )
             except RayError:
                 # The actor is being restarted, or the run is over and it is gone: training goes on without it meanwhile.

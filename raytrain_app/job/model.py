@@ -70,6 +70,12 @@ def _default_name(name: str) -> BeforeValidator:
     return BeforeValidator(lambda raw: {"name": name, **raw} if isinstance(raw, dict) else raw)
 
 
+def _whole_above_one(amount: float) -> float:
+    if amount > 1 and amount != int(amount):
+        raise PydanticCustomError("amount", "a whole number when above 1, as Ray demands")
+    return amount
+
+
 class Model(Section):
     """`model:`; the keys beside `name` are the model's own options, checked by the task."""
 
@@ -206,19 +212,24 @@ class ParameterServer(Section):
     """`strategy: {name: parameter_server}`; workers push gradients to server actors, each at its own pace.
 
     Attributes:
-        servers: actors that hold equal byte ranges of the parameters.
-        staleness: versions a gradient may lag behind before it is refused; None is no bound.
-        sync: wait for nobody, for those too far behind, or for all.
-        correction: how an old gradient is weakened before it is applied.
-        update: the servers' own update rule.
+        servers: actors that hold equal byte ranges of the parameters; `raytrain scale` changes it while the run goes on.
+        staleness: updates that a gradient may have missed; one that missed more is refused and computed again. None is no
+            bound.
+        sync: "async", nobody waits; "bounded", a worker waits before it could make another's gradient miss more than
+            `staleness` updates; "bulk", all work on the same step, which is made of `train.virtual_shards` parts.
+        correction: how a gradient that missed updates is corrected; see the README for each one's source.
+        update: the servers' update rule. "auto" is that of `optimizer`; any other takes its learning rate, schedule and
+            weight decay from there.
+        server_cpus: CPUs that each server takes from the cluster, and computes with.
     """
 
     name: Literal["parameter_server"]
-    servers: Count = 1
-    staleness: CountOrZero | None = 8
-    sync: Literal["async", "bounded", "bulk"] = "bounded"
+    servers: Annotated[int, Field(ge=1, le=256)] = 1
+    staleness: CountOrZero | None = None
+    sync: Literal["async", "bounded", "bulk"] = "async"
     correction: Literal["none", "staleness", "gap", "delay"] = "staleness"
-    update: Literal["sgd", "momentum", "adagrad", "adam"] = "sgd"
+    update: Literal["auto", "sgd", "momentum", "adagrad", "adam"] = "auto"
+    server_cpus: Annotated[float, Field(ge=0), AfterValidator(_whole_above_one)] = 0.0
 
 
 class ModelParallel(Section):
@@ -260,12 +271,6 @@ class Workers(Section):
 
 def _workers_as_written(workers: Workers) -> int | str:
     return workers.min if workers.min == workers.max else str(workers)
-
-
-def _whole_above_one(amount: float) -> float:
-    if amount > 1 and amount != int(amount):
-        raise PydanticCustomError("amount", "a whole number when above 1, as Ray demands")
-    return amount
 
 
 def _resources(amounts: dict[str, float]) -> dict[str, float]:

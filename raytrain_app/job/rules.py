@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 # Part of the job file, but not built yet: refused by name rather than ignored.
 NOT_AVAILABLE_YET: dict[str, tuple[str, ...]] = {
-    "strategy.name": ("parameter_server", "model_parallel"),
+    "strategy.name": ("model_parallel",),
     "strategy.tf_distribute": ("multi_worker_mirrored", "mirrored", "central_storage", "one_device"),
 }
 
@@ -33,6 +33,7 @@ def broken_rules(job: Job) -> Iterator[BrokenRule]:
     yield from _metrics(job)
     yield from _devices(job)
     yield from _frameworks(job)
+    yield from _parameter_server(job)
 
 
 def value_at(job: Any, path: str) -> Any:
@@ -119,4 +120,29 @@ def _frameworks(job: Job) -> Iterator[BrokenRule]:
             "strategy.tf_distribute",
             f"is for framework: tensorflow; expected null for framework: {job.framework}",
             ("framework",),
+        )
+
+
+def _parameter_server(job: Job) -> Iterator[BrokenRule]:
+    if job.strategy.name != "parameter_server":
+        return
+    sync = value_at(job, "strategy.sync")
+    if sync == "bounded" and value_at(job, "strategy.staleness") is None:
+        yield BrokenRule(
+            "strategy.staleness",
+            "found null with sync: bounded, which bounds it; expected a number of updates, such as 8, or sync: async",
+            ("strategy.sync",),
+        )
+    if sync == "bulk" and job.train.clip_norm is not None:
+        yield BrokenRule(
+            "train.clip_norm",
+            f"found {job.train.clip_norm:g} with sync: bulk, but no server knows the whole gradient of a step; "
+            "expected null, or sync: async or bounded, or strategy: {name: allreduce}",
+            ("strategy.sync",),
+        )
+    if job.train.reduction == "fast":
+        yield BrokenRule(
+            "train.reduction",
+            "found fast, which is about all-reduce, but the strategy is parameter_server; expected exact",
+            ("strategy.name",),
         )

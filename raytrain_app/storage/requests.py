@@ -20,11 +20,12 @@ REMOTE_POLL_S = 5.0
 
 
 class Request(TypedDict, total=False):
-    """A request: `kind`, and for "scale" the limits."""
+    """A request: `kind`, for "scale" the limits, and for "servers" their number."""
 
-    kind: Literal["stop", "checkpoint", "scale"]
+    kind: Literal["stop", "checkpoint", "scale", "servers"]
     least: int
     most: int
+    servers: int
 
 
 class Requests:
@@ -74,13 +75,16 @@ def _parse(data: bytes) -> Request | None:
         found: Any = json.loads(data)
     except ValueError:
         return None
-    if not isinstance(found, Mapping) or found.get("kind") not in ("stop", "checkpoint", "scale"):
+    if not isinstance(found, Mapping) or found.get("kind") not in ("stop", "checkpoint", "scale", "servers"):
         return None
     if found["kind"] == "scale":
         least, most = found.get("least"), found.get("most")
         if not (isinstance(least, int) and isinstance(most, int) and 1 <= least <= most):
             return None
         return Request(kind="scale", least=least, most=most)
+    if found["kind"] == "servers":
+        servers = found.get("servers")
+        return Request(kind="servers", servers=servers) if isinstance(servers, int) and servers >= 1 else None
     return Request(kind=found["kind"])
 
 

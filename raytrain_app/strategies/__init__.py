@@ -1,20 +1,82 @@
-"""How workers are started and talk, one file a strategy."""
+"""How workers are started and talk, one file or folder a strategy."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any, Protocol
 
+from raytrain_app.elastic.membership import Membership
 from raytrain_app.job import Job
 from raytrain_app.strategies.worker import WorkerSpec
 
 
+class Services(Protocol):
+    """What a strategy runs beside its workers; the driver starts it before them and ends it after them."""
+
+    def scale(self, servers: int) -> None:
+        """Asks for another number of servers."""
+        ...
+
+    def status(self) -> list[dict[str, Any]]:
+        """What runs, for status.json."""
+        ...
+
+    def close(self) -> None:
+        """Ends all of it."""
+        ...
+
+
+class NoServices:
+    """Of strategies whose workers need nothing else."""
+
+    def scale(self, servers: int) -> None:
+        pass
+
+    def status(self) -> list[dict[str, Any]]:
+        return []
+
+    def close(self) -> None:
+        pass
+
+
 def train_body(job: Job) -> Callable[[WorkerSpec], None]:
     """What each worker of the job's pools runs."""
-    return _allreduce
+    return _parameter_server if job.strategy.name == "parameter_server" else _allreduce
+
+
+def membership_kind(job: Job) -> type[Membership]:
+    """The actor that knows the job's workers."""
+    if job.strategy.name == "parameter_server":
+        from raytrain_app.strategies.parameter_server.coordinator import Coordinator
+
+        return Coordinator
+    return Membership
+
+
+def start_services(job: Job, spec: WorkerSpec, num_rows: int) -> Services:
+    """Starts what the job's strategy runs beside its workers.
+
+    Args:
+        job: what is trained.
+        spec: what a worker gets.
+        num_rows: training rows.
+    """
+    if job.strategy.name == "parameter_server":
+        from raytrain_app.strategies.parameter_server.services import ParameterServers
+
+        return ParameterServers(spec, num_rows)
+    return NoServices()
 
 
 def _allreduce(spec: WorkerSpec) -> None:
     from raytrain_app.strategies.allreduce import train
+    from raytrain_app.strategies.worker import run_worker
+
+    run_worker(spec, train)
+
+
+def _parameter_server(spec: WorkerSpec) -> None:
+    from raytrain_app.strategies.parameter_server.worker import train
     from raytrain_app.strategies.worker import run_worker
 
     run_worker(spec, train)

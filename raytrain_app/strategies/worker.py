@@ -25,6 +25,9 @@ from raytrain_app.learners.base import Learner
 from raytrain_app.storage.rundir import require_shared
 from raytrain_app.task import Task, load_task
 
+NO_POOL = -1
+"""Instead of a pool's number, for what is built like a worker and is none."""
+
 
 @dataclass(frozen=True)
 class WorkerSpec:

@@ -1,0 +1,193 @@
+"""Validation, checkpoints and the end of a run, beside the workers: an actor with a replica that never trains."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Sequence
+from functools import cached_property
+from typing import Any, TypeVar
+
+import torch
+
+from raytrain_app.actors import wait_for
+from raytrain_app.data import Dataset, Reader, Split
+from raytrain_app.elastic.plan import shard_rows
+from raytrain_app.elastic.progress import Metrics
+from raytrain_app.elastic.reduce import Layout, Reducer, Shard
+from raytrain_app.errors import TrainingError
+from raytrain_app.job import job_from_dict
+from raytrain_app.learners.base import Learner
+from raytrain_app.state import weights_sha256
+from raytrain_app.storage.checkpoints import CheckpointStore
+from raytrain_app.storage.folder import Folder
+from raytrain_app.storage.saver import Saver
+from raytrain_app.strategies.parameter_server.policy import policy_of
+from raytrain_app.strategies.parameter_server.shard import ShardState
+from raytrain_app.strategies.parameter_server.snapshot import (
+    cut_anew,
+    first_states,
+    from_checkpoint,
+    load_into,
+    progress_of,
+    to_checkpoint,
+)
+from raytrain_app.strategies.parameter_server.table import Table
+from raytrain_app.strategies.worker import WorkerSpec, build_learner, prepare_process, reporting
+from raytrain_app.task import load_task
+
+EVALUATION_ROWS = 250
+"""Rows of one forward pass, as in the synchronous strategy."""
+
+Result = TypeVar("Result")
+
+
+class Evaluator:
+    """See the module. Its methods run one at a time; an error in one of them ends the run, and the method returns None.
+
+    Args:
+        spec: what a worker gets, since it builds the same things.
+    """
+
+    def __init__(self, spec: WorkerSpec) -> None:
+        self._spec, self._coordinator = spec, spec.membership
+        self._job = job_from_dict(spec.job)
+        folder, rule = Folder.open(spec.directory).child("checkpoints"), self._job.checkpoint
+        self._store = CheckpointStore(folder, rule.keep, rule.monitor, rule.mode)
+        self._saver = Saver(self._store, self._tell)
+        self._saved_step = max(self._store.steps(), default=-1)
+        self._scores: dict[int, Metrics] = {}
+        self._readers: dict[int, Reader] = {}
+
+    def begin(self, servers: int) -> int | None:
+        """Gives the servers the state to begin with: that of the newest good checkpoint, else the model's own.
+
+        Args:
+            servers: how many there are to be.
+
+        Returns:
+            How many there must be at first: a checkpoint whose ranges differ in what they have applied is taken up as it is.
+        """
+        return self._reported(lambda: self._begin(servers))
+
+    def score(self, epoch: int) -> Metrics | None:
+        """Validates the parameters at the end of an epoch (from 1), and writes them as a checkpoint."""
+        return self._reported(lambda: self._score(epoch))
+
+    def save(self) -> bool | None:
+        """Writes the states that the coordinator keeps as a checkpoint."""
+        return self._reported(self._save_kept)
+
+    def finish(self, status: str) -> dict[str, Any] | None:
+        """Tests the final parameters, makes sure that they are on storage, and returns the run's summary."""
+        return self._reported(lambda: self._finish(status))
+
+    # ---- inside ----
+
+    def _begin(self, servers: int) -> int:
+        found = self._store.load("latest")
+        if found is None:
+            rows, parameters = len(self._dataset.train), self._learner.layout.num_parameters
+            states = first_states(self._learner, policy_of(self._job, rows, parameters), servers)
+        else:
+            saved, step, messages = found
+            for message in messages:
+                self._tell("checkpoint_damaged", message=message)
+            states = from_checkpoint(self._learner, saved)
+            if all(state.applied == states[0].applied for state in states):
+                states = cut_anew(states, servers)
+            self._tell("resume", step=step, source="checkpoint")
+        wait_for(self._coordinator.commit.remote(1, states))
+        return len(states)
+
+    def _score(self, epoch: int) -> Metrics:
+        if epoch in self._scores:  # the lead was restored and asks again
+            return self._scores[epoch]
+        states = wait_for([place.handle.captured.remote(epoch) for place in self._table().places])
+        load_into(self._learner, states)
+        validation = self._dataset.validation
+        scores = {f"val_{name}": value for name, value in self._evaluate(validation).items()} if validation is not None else {}
+        if not all(math.isfinite(value) for value in scores.values()):
+            raise TrainingError(
+                f"the validation loss is not finite after epoch {epoch} ({scores}); lower optimizer.lr or check the data"
+            )
+        progress = progress_of(states[0])
+        rows = max(1, progress.rows)
+        self._save(states, {"loss": progress.loss_sum / rows, "accuracy": progress.correct / rows, **scores})
+        self._scores[epoch] = scores
+        return scores
+
+    def _save_kept(self) -> bool:
+        states = wait_for(self._coordinator.kept.remote())
+        if states:  # else the coordinator was just restarted
+            self._save(states, {})
+        return True
+
+    def _finish(self, status: str) -> dict[str, Any]:
+        states = wait_for([place.handle.state.remote() for place in self._table().places])
+        load_into(self._learner, states)
+        test = self._dataset.test
+        tested = self._evaluate(test) if test is not None and status != "stopped" else {}
+        weights = weights_sha256(self._learner.weights())
+        progress = progress_of(states[0])
+        if progress.step > self._saved_step:
+            self._save(states, {})
+        self._saver.drain()
+        return {
+            "status": status,
+            "epochs": progress.epoch,
+            "steps": progress.step,
+            "samples": progress.samples,
+            "train_loss": progress.metrics.get("loss"),
+            "val_loss": progress.metrics.get("val_loss"),
+            "val_accuracy": progress.metrics.get("val_accuracy"),
+            "test_loss": tested.get("loss"),
+            "test_accuracy": tested.get("accuracy"),
+            "weights_sha256": weights,
+        }
+
+    def _save(self, states: Sequence[ShardState], metrics: Metrics) -> None:
+        step = progress_of(states[0]).step
+        if step > self._saved_step or metrics:
+            self._saver.save(step, to_checkpoint(self._learner, states), metrics)
+            self._saved_step = max(step, self._saved_step)
+
+    def _evaluate(self, split: Split) -> Metrics:
+        """Loss and accuracy over all rows of a split, added up as in the synchronous strategy."""
+        reader = self._readers.setdefault(id(split.blocks), Reader(split.blocks))
+        shards, nothing = self._job.num_shards, torch.empty(0)
+        layout = Layout(num_scores=self._learner.layout.num_scores)
+
+        def shard(number: int) -> Shard:
+            ids = split.ids[shard_rows(len(split), shards, number)]
+            scores = torch.zeros(layout.num_scores, dtype=torch.float64)
+            for start in range(0, len(ids), EVALUATION_ROWS):
+                scores += self._learner.evaluate(*reader.rows(ids[start : start + EVALUATION_ROWS]))
+            return Shard(nothing, nothing.long(), scores)
+
+        total = Reducer(0, 1, shards, layout, 0, torch.device("cpu")).reduce(shard, len(split), 1, [])
+        return {"loss": total.loss / len(split), "accuracy": total.correct / len(split)}
+
+    def _table(self) -> Table:
+        while True:
+            table: Table | None = wait_for(self._coordinator.table.remote(None))
+            if table is not None:
+                return table
+
+    @cached_property
+    def _learner(self) -> Learner:
+        prepare_process(self._job)
+        return build_learner(self._job, load_task(self._job.task), torch.device("cpu"))
+
+    @cached_property
+    def _dataset(self) -> Dataset:
+        dataset: Dataset = wait_for(self._spec.dataset[0])
+        return dataset
+
+    def _reported(self, call: Callable[[], Result]) -> Result | None:
+        with reporting(self._coordinator, "evaluator"):
+            return call()
+        return None
+
+    def _tell(self, kind: str, **details: Any) -> None:
+        self._coordinator.record.remote([(None, {"kind": kind, "time": time.time(), **details})])

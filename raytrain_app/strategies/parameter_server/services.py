@@ -1,0 +1,115 @@
+"""The driver's side: starts servers and evaluator, changes how many servers there are, and ends them all."""
+
+from __future__ import annotations
+
+import threading
+import time
+from contextlib import suppress
+from typing import Any
+
+import ray
+from ray.exceptions import RayError
+
+from raytrain_app.actors import Actor, start_here, wait_for
+from raytrain_app.job import job_from_dict
+from raytrain_app.strategies.parameter_server.evaluator import Evaluator
+from raytrain_app.strategies.parameter_server.policy import options
+from raytrain_app.strategies.parameter_server.server import Server
+from raytrain_app.strategies.parameter_server.shard import ShardState
+from raytrain_app.strategies.parameter_server.snapshot import cut_anew
+from raytrain_app.strategies.worker import WorkerSpec
+
+POLL_S = 0.05
+CLOSE_S = 10.0
+SERVER_THREADS = 16
+"""Calls that a server answers at a time."""
+FIRST_TABLE = 1
+
+
+class ParameterServers:
+    """Servers and evaluator of one run. The driver owns them: they end with it.
+
+    Args:
+        spec: what a worker gets.
+        num_rows: training rows.
+    """
+
+    def __init__(self, spec: WorkerSpec, num_rows: int) -> None:
+        self._spec, self._num_rows = spec, num_rows
+        self._job = job_from_dict(spec.job)
+        self._coordinator = spec.membership
+        self._evaluator = start_here(Evaluator, spec)
+        self._servers: list[Actor] = []
+        self._wanted = options(self._job).servers
+        self._start(self._wanted)
+        self._table = FIRST_TABLE
+        self._closed = False
+        self._asked = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="servers", daemon=True)
+        self._thread.start()
+
+    def scale(self, servers: int) -> None:
+        """Asks for another number of servers; it is changed in the background."""
+        self._wanted = servers
+        self._asked.set()
+
+    def status(self) -> list[dict[str, Any]]:
+        """What each server holds and has counted, as last heard of."""
+        found: list[dict[str, Any]] = wait_for(self._coordinator.servers.remote())
+        return found
+
+    def close(self) -> None:
+        """Ends all of them."""
+        self._closed = True
+        self._asked.set()
+        for actor in (*self._servers, self._evaluator):
+            ray.kill(actor)
+        self._thread.join(CLOSE_S)
+
+    def _run(self) -> None:
+        with suppress(RayError):  # they were ended, and the run with them
+            present = wait_for(self._evaluator.begin.remote(self._wanted))
+            while present is not None and not self._closed:
+                self._start(present)
+                if present != self._wanted:
+                    present = self._cut_anew(present, self._wanted)
+                    continue
+                self._asked.wait()
+                self._asked.clear()
+
+    def _start(self, servers: int) -> None:
+        """Starts servers until there are so many. The lead stays with the driver, the others are spread over the nodes."""
+        while len(self._servers) < servers:
+            number = len(self._servers)
+            chosen: dict[str, Any] = {"max_concurrency": SERVER_THREADS, "num_cpus": options(self._job).server_cpus}
+            if number > 0:
+                chosen["scheduling_strategy"] = "SPREAD"
+            arguments = number, self._spec.job, self._num_rows, self._coordinator, self._evaluator
+            self._servers.append(start_here(Server, *arguments, options=chosen))
+
+    def _cut_anew(self, present: int, wanted: int) -> int:
+        """Gives the parameters to another number of servers, between two steps; returns how many there are then."""
+        self._start(wanted)
+        started_s = time.monotonic()
+        states = self._handed_on(present)
+        self._table += 1
+        wait_for(self._coordinator.commit.remote(self._table, cut_anew(states, wanted)))
+        for server in self._servers[wanted:]:
+            ray.kill(server)
+        del self._servers[wanted:]
+        event = {"kind": "servers", "time": time.time(), "servers": wanted, "seconds": round(time.monotonic() - started_s, 3)}
+        self._coordinator.record.remote([(None, event)])
+        return wanted
+
+    def _handed_on(self, present: int) -> list[ShardState]:
+        """The states of all servers once they have applied the same leases; from then on they take no more."""
+        servers = self._servers[:present]
+        while True:
+            while not (wait_for(servers[0].drain.remote(True)) and wait_for(servers[0].quiet.remote())):
+                time.sleep(POLL_S)
+            states: list[ShardState] = wait_for([server.hand_on.remote() for server in servers])
+            if all(state.applied == states[0].applied for state in states):
+                return states
+            # A push of a worker that was given up came late, or a server was just restored: let them settle.
+            wait_for([server.take_back.remote() for server in servers])
+            time.sleep(POLL_S)

@@ -1,0 +1,239 @@
+"""One server's part of the parameters, and the rules by which pushes change it. No sockets, no Ray, no threads in here."""
+
+from __future__ import annotations
+
+import enum
+import itertools
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+import torch
+
+from raytrain_app.elastic.plan import Node, children
+from raytrain_app.strategies.parameter_server.correction import Correction, root_mean_square
+from raytrain_app.strategies.parameter_server.memory import Versions
+from raytrain_app.strategies.parameter_server.update import Slots, Update
+from raytrain_app.strategies.parameter_server.window import Window
+
+RANGE_ALIGNMENT = 64
+"""Elements to which ranges are rounded, so that a kernel rounds each element as it would in one piece."""
+
+
+class Status(enum.IntEnum):
+    """What became of a push, or of another request."""
+
+    DONE = 0  # applied (or, in bulk mode, waiting for the rest of its step)
+    DUPLICATE = 1  # its lease was applied before; nothing was changed
+    REFUSED = 2  # computed at parameters that are too old; nothing was changed
+    MOVED = 3  # this server does not hold that range any more; ask for the table again
+
+
+@dataclass(frozen=True)
+class Policy:
+    """The rules of a run, the same on all servers.
+
+    Attributes:
+        update: the update rule.
+        correction: of stale gradients.
+        staleness: updates that a gradient may have missed; None is no bound.
+        bulk: updates wait for all `parts` leases of a step and are made of their sum.
+        parts: leases of one step; 1 unless `bulk`.
+        steps_per_epoch: steps.
+        num_parameters: leading elements of the flat vector that are parameters; float buffers follow.
+    """
+
+    update: Update = field(default_factory=Update)
+    correction: Correction = field(default_factory=Correction)
+    staleness: int | None = None
+    bulk: bool = False
+    parts: int = 1
+    steps_per_epoch: int = 1
+    num_parameters: int = 0
+
+
+@dataclass
+class ShardState:
+    """Everything about a range that must survive its server: what is kept off the server, moved and checkpointed.
+
+    Attributes:
+        start, stop: the range's elements of the flat vector.
+        vector: parameters and float buffers.
+        slots: of the update rule and the correction, each (parameters in the range,) or (1,).
+        counters: integer buffers, with the first range alone.
+        version: counts up with every update.
+        updates: updates applied.
+        applied: leases applied.
+        ledger: the ledger's and the journal's state, with the first range alone.
+        num_parameters: leading elements of the whole flat vector that are parameters; float buffers follow.
+    """
+
+    start: int
+    stop: int
+    vector: np.ndarray
+    slots: dict[str, np.ndarray]
+    counters: np.ndarray
+    version: int = 0
+    updates: int = 0
+    applied: dict[str, Any] = field(default_factory=lambda: Window().to_json())
+    ledger: dict[str, Any] = field(default_factory=dict)
+    num_parameters: int = 0
+
+
+@dataclass(frozen=True)
+class Push:
+    """A gradient for one range.
+
+    Attributes:
+        lease: number of the piece of work it comes from. It identifies the push: however often and by whomever a lease
+            is pushed, it is applied once.
+        vector: gradient and float buffers of the range: of the mean loss, or in bulk mode of the summed loss.
+        counters: by how much the integer buffers grew.
+        base: version of the parameters at which it was computed; -1, not known, is too old.
+        lr: learning rate.
+        rows: rows behind it.
+        replay: it was accepted before and is sent again to a restored server.
+    """
+
+    lease: int
+    vector: torch.Tensor
+    counters: torch.Tensor
+    base: int
+    lr: float
+    rows: int
+    replay: bool = False
+
+
+class Shard:
+    """A range of the flat vector with its slots. Callers hold the server's lock."""
+
+    def __init__(self, policy: Policy, state: ShardState) -> None:
+        self.policy, self.start, self.stop = policy, state.start, state.stop
+        self.num_parameters = min(max(policy.num_parameters - state.start, 0), state.stop - state.start)
+        self.versions = Versions(torch.from_numpy(np.array(state.vector)))
+        self.slots: Slots = {name: torch.from_numpy(np.array(slot)) for name, slot in state.slots.items()}
+        self.counters = torch.from_numpy(np.array(state.counters))
+        self.version, self.updates = state.version, state.updates
+        self.applied = Window.from_json(state.applied)
+        self._partial: dict[int, dict[int, Push]] = {}
+
+    @staticmethod
+    def new_slots(policy: Policy, num_parameters: int, dtype: torch.dtype) -> dict[str, np.ndarray]:
+        """The slots of a range before the first update."""
+        like = torch.zeros(num_parameters, dtype=dtype)
+        slots = {**policy.update.new_slots(like), **policy.correction.new_slots(like)}
+        return {name: slot.numpy() for name, slot in slots.items()}
+
+    def staleness(self, push: Push) -> int:
+        """Updates that the gradient missed."""
+        return max(0, self.version - push.base)
+
+    def apply(self, push: Push, base: torch.Tensor | None = None) -> Status:
+        """Takes a push.
+
+        Args:
+            push: what came.
+            base: the parameters of version `push.base`, where they are still at hand.
+        """
+        step, part = divmod(push.lease, self.policy.parts)
+        if push.lease in self.applied or part in self._partial.get(step, ()):
+            return Status.DUPLICATE
+        if self.policy.bulk:
+            # The sender's memory is used again before the step is complete.
+            self._partial.setdefault(step, {})[part] = replace(push, vector=push.vector.clone(), counters=push.counters.clone())
+            self._apply_whole_steps()
+            return Status.DONE
+        bound = self.policy.staleness
+        if not push.replay and (push.base < 0 or (bound is not None and self.staleness(push) > bound)):
+            return Status.REFUSED
+        self._update(push, base, self.staleness(push))
+        self.applied.add(push.lease)
+        return Status.DONE
+
+    def holds(self, lease: int) -> bool:
+        """Whether the lease's push is here, applied or waiting for the rest of its step."""
+        step, part = divmod(lease, self.policy.parts)
+        return lease in self.applied or part in self._partial.get(step, ())
+
+    def gap(self, base: torch.Tensor) -> float:
+        """How far the parameters have moved from `base` (root mean square)."""
+        n = self.num_parameters
+        return root_mean_square(self.versions.current[:n], base[:n])
+
+    @property
+    def epochs(self) -> int:
+        """Epochs of which every lease has been applied."""
+        return self.applied.low // (self.policy.steps_per_epoch * self.policy.parts)
+
+    def state(self) -> ShardState:
+        """A copy, as of now."""
+        return ShardState(
+            self.start,
+            self.stop,
+            self.versions.current.numpy().copy(),
+            {name: slot.numpy().copy() for name, slot in self.slots.items()},
+            self.counters.numpy().copy(),
+            self.version,
+            self.updates,
+            self.applied.to_json(),
+            num_parameters=self.policy.num_parameters,
+        )
+
+    # ---- inside ----
+
+    def _apply_whole_steps(self) -> None:
+        """Bulk mode: applies the next steps in order, as far as all their parts are there."""
+        parts = self.policy.parts
+        while len(whole := self._partial.get(self.version, {})) == parts:
+            del self._partial[self.version]
+            self._update(sum_of_parts([whole[part] for part in range(parts)], self.num_parameters), None, 0)
+            for lease in range((self.version - 1) * parts, self.version * parts):
+                self.applied.add(lease)
+
+    def _update(self, push: Push, base: torch.Tensor | None, staleness: int) -> None:
+        """Writes the next version: parameters by the rules, float buffers moved towards the sender's."""
+        n, old, policy = self.num_parameters, self.versions.current, self.policy
+        index = self.versions.spare()
+        new = self.versions.tensor(index)
+        gradient, lr = policy.correction.apply(
+            push.vector[:n], push.lr, staleness, old[:n], None if base is None else base[:n], self.slots
+        )
+        self.updates += 1
+        policy.update.apply(old[:n], gradient, self.slots, lr, self.updates, new[:n])
+        if n < len(old):
+            # A weighted mean can never run away, however old the sender's statistics are.
+            torch.lerp(old[n:], push.vector[n:], 1.0 / (1 + staleness), out=new[n:])
+        if len(self.counters):
+            self.counters = self.counters + push.counters
+        policy.correction.learn(old[:n], new[:n], self.slots)
+        self.versions.publish(index)
+        self.version += 1
+
+
+def sum_of_parts(parts: Sequence[Push], num_parameters: int) -> Push:
+    """A whole step from its parts, added up as the synchronous strategy does it.
+
+    Float64 sums along the tree of `elastic.plan`, divided by the rows (buffers: by the parts with rows), rounded once.
+    """
+    filled = [part for part in parts if part.rows]
+    rows = sum(part.rows for part in filled)
+    total = _tree_sum([part.vector for part in parts], (0, len(parts)))
+    total[:num_parameters].div_(rows)
+    total[num_parameters:].div_(len(filled))
+    counters = torch.stack([part.counters for part in parts]).amax(0)
+    return replace(parts[0], vector=total.to(parts[0].vector.dtype), counters=counters, rows=rows)
+
+
+def _tree_sum(leaves: Sequence[torch.Tensor], node: Node) -> torch.Tensor:
+    if node[1] - node[0] == 1:
+        return leaves[node[0]].to(torch.float64)
+    left, right = children(node)
+    return _tree_sum(leaves, left).add_(_tree_sum(leaves, right))
+
+
+def ranges(size: int, servers: int) -> list[tuple[int, int]]:
+    """Cuts a flat vector of `size` elements into `servers` ranges of nearly equal length, some empty if it is short."""
+    blocks = -(-size // RANGE_ALIGNMENT)
+    cuts = [min(size, blocks * server // servers * RANGE_ALIGNMENT) for server in range(servers + 1)]
+    return list(itertools.pairwise(cuts))
