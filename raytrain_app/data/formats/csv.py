@@ -55,6 +55,10 @@ def plan(files: Sequence[File], want: Want) -> Plan:
         if want.raw:
             if sniffed.header is None:
                 plan.problems.append(f"{file.name} has no header line; the task's prepare needs columns with names")
+                continue
+            if doubled := sorted({name for name in sniffed.header if sniffed.header.count(name) > 1}):
+                plan.problems.append(f"{file.name} has several columns named {doubled[0]!r}; expected a name for each")
+                continue
         else:
             found = layout(sniffed.header, sniffed.width, want)
             if isinstance(found, str):

@@ -29,6 +29,8 @@ def plan(files: Sequence[File], want: Want) -> Plan:
         try:
             with _opened(file) as parquet:
                 schema = parquet.schema_arrow
+                if doubled := sorted({name for name in schema.names if schema.names.count(name) > 1}):
+                    raise DataError(f"{file.name} has several columns named {doubled[0]!r}; expected a name for each")
                 columns = schema.names if want.raw else _used_columns(file, schema, want)
                 types = {name: str(schema.field(name).type) for name in columns}
                 if first is not None and types != first[1]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gzip
 import io
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import numpy as np
@@ -15,7 +15,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from PIL import Image
 
-from tests.unit.data.making import Scan, idx_bytes, images, labels, scan
+from tests.unit.data.making import Digits, Scan, idx_bytes, images, labels, scan
 
 X, Y = images(20), labels(20)
 
@@ -42,6 +42,15 @@ def png() -> bytes:
     Image.fromarray(X[0]).save(stream, "PNG")
     return stream.getvalue()
 
+
+class Own(Digits):
+    """A task that prepares its own columns gets them as the file has them."""
+
+    def prepare(self, batch: Mapping[str, np.ndarray]) -> Mapping[str, np.ndarray]:
+        return batch
+
+
+TASKS = st.sampled_from([Digits(), Own()])
 
 FILES: dict[str, Callable[[], bytes]] = {
     "train-images-idx3-ubyte": lambda: idx_bytes(X),
@@ -97,21 +106,21 @@ def test_mutated_files_end_in_sentences(tmp_path: Path, name: str, data: st.Data
         if name.endswith(".gz"):
             (tmp_path / "train-images-idx3-ubyte").unlink(missing_ok=True)
     path.write_bytes(data.draw(mutated(FILES[name]())))
-    assert_plain(scan(tmp_path if "idx" in name or "/" in name else path))
+    assert_plain(scan(tmp_path if "idx" in name or "/" in name else path, data.draw(TASKS)))
 
 
 @pytest.mark.parametrize("name", FILES)
 @settings(max_examples=20, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(content=st.binary(max_size=200))
-def test_arbitrary_bytes_end_in_sentences(tmp_path: Path, name: str, content: bytes) -> None:
+@given(content=st.binary(max_size=200), task=TASKS)
+def test_arbitrary_bytes_end_in_sentences(tmp_path: Path, name: str, content: bytes, task: Digits) -> None:
     path = tmp_path / name
     path.parent.mkdir(exist_ok=True)
     path.write_bytes(content)
-    assert_plain(scan(tmp_path if "/" in name else path))
+    assert_plain(scan(tmp_path if "/" in name else path, task))
 
 
 @settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(text=st.text(st.sampled_from('0123456789,;."\n\r\t -+eEnaNinfé\0'), max_size=400))
-def test_arbitrary_text_ends_in_sentences(tmp_path: Path, text: str) -> None:
+@given(text=st.text(st.sampled_from('0123456789,;."\n\r\t -+eEnaNinfé\0'), max_size=400), task=TASKS)
+def test_arbitrary_text_ends_in_sentences(tmp_path: Path, text: str, task: Digits) -> None:
     (tmp_path / "a.csv").write_text(text)
-    assert_plain(scan(tmp_path / "a.csv"))
+    assert_plain(scan(tmp_path / "a.csv", task))
