@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import logging
 import math
+import statistics
+import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -12,6 +14,8 @@ from typing import Any
 import ray
 
 from raytrain_app import runner
+from raytrain_app.cluster.local import LocalNodes
+from raytrain_app.cluster.nodes import living_nodes
 from raytrain_app.errors import JobError
 from raytrain_app.faults import Injector, plan_faults
 from raytrain_app.job import Job
@@ -59,61 +63,26 @@ class DrillResult:
             f"faults           {done or 'none'}",
             f"weights          {self.disturbed['weights_sha256'][:16]} disturbed, {self.calm['weights_sha256'][:16]} calm",
             *(f"audit            {line}" for line in summary(self.audit)),
-            *(
-                f"pauses           {cause}: {len(found)}, median {sorted(found)[len(found) // 2]:.2f} s, longest {max(found):.2f} s"
-                for cause, found in pauses.items()
-            ),
+            *(f"pauses           {cause}: {_spread(found)}" for cause, found in pauses.items()),
             f"steps redone     {self.disturbed['steps_redone']:,} of {self.disturbed['steps']:,}",
             f"goodput          {self.disturbed['goodput']:.2f} disturbed, {self.calm['goodput']:.2f} calm",
         ]
         return lines + [f"BROKEN           {sentence}" for sentence in self.broken]
 
 
-class LocalNodes:
-    """A cluster of several Ray nodes on this machine: a head without CPUs for the driver, and nodes for the workers."""
-
-    def __init__(self, count: int, resources: Mapping[str, float]) -> None:
-        from ray.cluster_utils import Cluster
-
-        self._resources = dict(resources)
-        self._cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 0, "include_dashboard": False})
-        for _ in range(count):
-            self.add()
-
-    @property
-    def address(self) -> str:
-        """For `ray.init`."""
-        return str(self._cluster.address)
-
-    def add(self) -> None:
-        """Starts a node."""
-        others = {name: amount for name, amount in self._resources.items() if name not in ("CPU", "GPU")}
-        cpus, gpus = self._resources.get("CPU", 0), self._resources.get("GPU", 0)
-        self._cluster.add_node(num_cpus=cpus, num_gpus=gpus, resources=others, wait=False)
-
-    def remove(self, node_id: str) -> None:
-        """Kills a node's raylet, as a power cut would."""
-        for node in self._cluster.worker_nodes:
-            if node.node_id == node_id:
-                self._cluster.remove_node(node, allow_graceful=False)
-                return
-
-    def close(self) -> None:
-        """Ends all nodes."""
-        self._cluster.shutdown()
-
-
 @contextmanager
 def local_nodes(job: Job, count: int) -> Iterator[LocalNodes]:
-    """Nodes on this machine that together have just room for the job's largest number of workers."""
+    """Nodes on this machine that together have just room for the job's largest number of workers, and Ray connected to them."""
     each = math.ceil(job.scaling.workers.max / count)
-    nodes = LocalNodes(count, {name: math.ceil(amount * each) for name, amount in job.scaling.resources_per_worker.items()})
-    try:
+    resources = {name: math.ceil(amount * each) for name, amount in job.scaling.resources_per_worker.items()}
+    with LocalNodes(count, resources) as nodes:
         ray.init(address=nodes.address, namespace=NAMESPACE, log_to_driver=False, logging_level=logging.ERROR)
-        yield nodes
-    finally:
-        ray.shutdown()
-        nodes.close()
+        try:
+            while len(living_nodes()) < count + 1:
+                time.sleep(0.1)
+            yield nodes
+        finally:
+            ray.shutdown()
 
 
 def drill(
@@ -166,3 +135,7 @@ def _both(
     disturbed = runner.run(jobs["disturbed"], on_update=watch)
     injector.join()
     return DrillResult(disturbed.record, calm.record, injector.committed, audit_run(directory))
+
+
+def _spread(seconds: list[float]) -> str:
+    return f"{len(seconds)}, median {statistics.median(seconds):.2f} s, longest {max(seconds):.2f} s"

@@ -36,14 +36,14 @@ class Fault:
 
 
 class Nodes(Protocol):
-    """Machines that can be taken away and brought; see `drill.LocalNodes`."""
+    """Machines that can be taken away and brought; see `cluster.local.LocalNodes`."""
 
     def remove(self, node_id: str) -> None:
         """Ends a node as a power cut would."""
         ...
 
-    def add(self) -> None:
-        """Brings a node like those removed."""
+    def add(self) -> str:
+        """Brings a node like those removed; returns its name."""
         ...
 
 

@@ -318,6 +318,8 @@ class Membership:
 
     def _evict(self, worker: Worker, cause: str) -> None:
         """Takes a worker out of the job for good; its pool replaces it."""
+        if worker.standing is Standing.GONE:  # it went while it was looked for
+            return
         self._roster.remove(worker.info.worker_id)
         # What it did since it was last heard of is not known to have counted.
         worker.seconds["redone"] = worker.seconds.get("redone", 0.0) + time.monotonic() - worker.seen_s
