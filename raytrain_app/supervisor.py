@@ -172,6 +172,7 @@ def _lack(job: Job, places: int, nodes: Sequence[Node]) -> str:
     needed = ", ".join(f"{name}: {amount:g}" for name, amount in per_worker.items())
     total = ", ".join(f"{name}: {sum(node.resources.get(name, 0.0) for node in nodes):g}" for name in per_worker)
     return (
-        f"the job needs {job.scaling.workers.min} workers of {{{needed}}}, and the cluster has room for {places}: "
+        f"the job needs {job.scaling.workers.min} worker{'s' if job.scaling.workers.min > 1 else ''} of {{{needed}}}, "
+        f"and the cluster has room for {places}: "
         f"{len(nodes)} node{'s' if len(nodes) != 1 else ''} with {{{total}}} in all"
     )

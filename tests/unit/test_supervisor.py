@@ -1,0 +1,32 @@
+"""What a user is told when the cluster is too small."""
+
+from __future__ import annotations
+
+from raytrain_app.cluster.nodes import Node, room
+from raytrain_app.job import job_from_dict
+from raytrain_app.supervisor import _lack
+
+
+def test_the_lack_names_need_and_supply() -> None:
+    scaling = {"workers": "4..8", "resources_per_worker": {"CPU": 2, "GPU": 1, "fast_disk": 0.5}}
+    job = job_from_dict({"name": "unit", "task": "synthetic", "model": {"name": "linear"}, "scaling": scaling})
+    nodes = [Node("a", "10.0.0.1", {"CPU": 8.0, "GPU": 1.0, "fast_disk": 1.0}), Node("b", "10.0.0.2", {"CPU": 4.0, "GPU": 1.0})]
+    assert _lack(job, 1, nodes) == (
+        "the job needs 4 workers of {CPU: 2, GPU: 1, fast_disk: 0.5}, and the cluster has room for 1: "
+        "2 nodes with {CPU: 12, GPU: 2, fast_disk: 1} in all"
+    )
+
+
+def test_one_is_said_as_one() -> None:
+    scaling = {"workers": 1, "resources_per_worker": {"CPU": 9}}
+    job = job_from_dict({"name": "unit", "task": "synthetic", "model": {"name": "linear"}, "scaling": scaling})
+    assert _lack(job, 0, [Node("a", "10.0.0.1", {"CPU": 8.0})]) == (
+        "the job needs 1 worker of {CPU: 9}, and the cluster has room for 0: 1 node with {CPU: 8} in all"
+    )
+
+
+def test_workers_fit_by_the_scarcest_resource() -> None:
+    assert room({"CPU": 8.0, "GPU": 3.0}, {"CPU": 2.0, "GPU": 1.0}) == 3
+    assert room({"CPU": 8.0}, {"CPU": 1.0, "GPU": 1.0}) == 0
+    assert room({"CPU": 2.0}, {"CPU": 0.1, "GPU": 0.0}) == 20
+    assert room({"CPU": 0.3}, {"CPU": 0.1}) == 3
