@@ -18,11 +18,15 @@ from raytrain_app.cli.audit import audit
 from raytrain_app.cli.control import scale, status, stop
 from raytrain_app.cli.drill import drill
 from raytrain_app.cli.evaluate import evaluate
+from raytrain_app.cli.export import export
 from raytrain_app.cli.init import init
+from raytrain_app.cli.listing import list_runs
 from raytrain_app.cli.predict import predict
 from raytrain_app.cli.report import compare, report
 from raytrain_app.cli.run import check, run
 from raytrain_app.cli.submit import submit
+from raytrain_app.cli.tensorboard import tensorboard
+from raytrain_app.cli.watch import watch
 from raytrain_app.errors import EXIT_DONE, EXIT_FAILED, EXIT_INTERRUPTED, RaytrainError, TrainingError
 
 app = typer.Typer(
@@ -30,7 +34,6 @@ app = typer.Typer(
     help="Trains PyTorch and Keras models on Ray clusters whose machines come and go.",
     epilog="Start with: raytrain init my-project && cd my-project && raytrain run job.yaml",
     no_args_is_help=True,
-    add_completion=False,
     rich_markup_mode="rich",
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
@@ -52,8 +55,10 @@ def _options(
     pass
 
 
-for _command in (init, check, run, submit, status, scale, stop, report, compare, evaluate, predict, audit, drill):
-    app.command()(_command)
+_running = (init, check, run, submit, status, watch, scale, stop, list_runs)
+_using = (report, compare, tensorboard, evaluate, predict, export, audit, drill)
+for _command in (*_running, *_using):
+    app.command(_command.__name__.removesuffix("_runs"))(_command)
 app.add_typer(cluster_commands.app)
 
 

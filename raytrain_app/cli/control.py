@@ -4,13 +4,25 @@ from __future__ import annotations
 
 import json
 import time
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
 from raytrain_app.errors import ClusterError, JobError
 
-Run = Annotated[str, typer.Argument(metavar="RUN", help="The run: its directory, or its name below --storage.")]
+
+def runs_here(incomplete: str) -> list[str]:
+    """Names of the runs below ./runs, for the shell's completion."""
+    return sorted(path.parent.name for path in Path("runs").glob("*/job.yaml") if path.parent.name.startswith(incomplete))
+
+
+Run = Annotated[
+    str,
+    typer.Argument(
+        metavar="RUN", help="The run: its directory, or its name below --storage.", show_default=False, autocompletion=runs_here
+    ),
+]
 Storage = Annotated[str, typer.Option("--storage", metavar="URI", help="Where to look for a run that is given by name.")]
 WAIT_S = 15.0
 

@@ -88,6 +88,8 @@ def _lines(found: dict[str, Any]) -> Iterator[str]:
     yield f"rows       {found['rows']:,} {found['split']} rows of {found['source']}"
     yield f"accuracy   {percent(found['accuracy'], 2)}, {found['correct']:,} right and {found['rows'] - found['correct']:,} wrong"
     yield f"loss       {found['loss']:.6g}"
+    for name, value in found["metrics"].items():
+        yield f"{name:<10} {value:.6g}"
     if found["classes"] is None:
         return
     if found["confusion"] is not None and (pairs := confused_pairs(np.array(found["confusion"]), 3)):

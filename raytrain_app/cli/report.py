@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from raytrain_app.cli.control import Storage
+from raytrain_app.cli.control import Storage, runs_here
 from raytrain_app.cli.run import Debug
 from raytrain_app.errors import DataError, JobError, RaytrainError
 

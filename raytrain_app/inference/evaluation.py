@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 
 from raytrain_app.elastic.plan import children, shard_rows
+from raytrain_app.elastic.reduce import NUM_SCORES
 from raytrain_app.inference.trained import BATCH_ROWS, Trained
 from raytrain_app.task import Rows
 
@@ -148,7 +149,8 @@ def record(trained: Trained, split: str, source: str, num_rows: int, total: Scor
     """An evaluation as JSON values; labels are those of the data.
 
     Returns:
-        `split`, `source`, `checkpoint`, `weights_sha256`, `rows`, `correct`, `loss` and `accuracy`; `classes` with rows,
+        `split`, `source`, `checkpoint`, `weights_sha256`, `rows`, `correct`, `loss` and `accuracy`; `metrics` of the
+        task's own; `classes` with rows,
         precision, recall and f1 of each (null where there is nothing to divide by); `confusion[true][predicted]`, null for
         more than `MOST_CLASSES` classes; `mistakes`, the worst first, each with its image where rows are images.
     """
@@ -162,6 +164,7 @@ def record(trained: Trained, split: str, source: str, num_rows: int, total: Scor
         "correct": correct,
         "loss": loss / num_rows,
         "accuracy": correct / num_rows,
+        "metrics": trained.learner.metrics(total.scores[NUM_SCORES:].tolist()),
         "classes": None,
         "confusion": None,
         "mistakes": [_mistake(trained, mistake) for mistake in total.mistakes],

@@ -64,12 +64,13 @@ class Trained:
         return class_index + self.job.data.label_offset
 
 
-def load_trained(folder: Folder, which: str = "latest") -> Trained:
+def load_trained(folder: Folder, which: str = "latest", *, on_cpu: bool = False) -> Trained:
     """Builds the model of a run with the weights of a checkpoint.
 
     Args:
         folder: the run directory.
         which: "latest", "best", a step, or a name such as "step-00000200".
+        on_cpu: compute on the CPU also where the run trained on GPUs.
 
     Raises:
         StorageError: there is no run or no such checkpoint, or it does not fit the job.
@@ -90,7 +91,7 @@ def load_trained(folder: Folder, which: str = "latest") -> Trained:
     task = load_task(job.task)
     if job.model.name not in task.models:
         raise JobError(f"task {job.task} has no model {job.model.name!r} any more; it has {', '.join(task.models)}")
-    learner = _build(job, task)
+    learner = _build(job, task, on_cpu)
     learner.load(TrainState(state.weights, state.buffers, state.optimizer))
     return Trained(job, task, learner, state, f"step-{step:08d}", weights_sha256(state.weights), messages)
 
@@ -106,10 +107,10 @@ def _prepare_process(job: Job) -> None:
     prepare_process(job)
 
 
-def _build(job: Job, task: Task) -> Learner:
+def _build(job: Job, task: Task, on_cpu: bool) -> Learner:
     import torch
 
     from raytrain_app.strategies.worker import build_learner
 
-    on_gpu = job.scaling.uses_gpu and torch.cuda.is_available()
+    on_gpu = not on_cpu and job.scaling.uses_gpu and torch.cuda.is_available()
     return build_learner(job, task, torch.device("cuda", 0) if on_gpu else torch.device("cpu"))

@@ -8,19 +8,11 @@ from typing import Any, Literal
 
 import numpy as np
 
+from raytrain_app.report.happenings import receipt_text
 from raytrain_app.report.history import History, RunClock, smooth, thin, throughput
 
 MOST_MARKS = 200
 """Disruptions that one chart can show; of more, the ones with the longest pauses are shown."""
-
-CAUSES = {
-    "node_lost": "machine lost",
-    "worker_lost": "worker lost",
-    "drain": "machine drained",
-    "leave": "worker left",
-    "join": "worker joined",
-}
-"""What to call the causes of disruptions."""
 
 
 @dataclass(frozen=True)
@@ -200,12 +192,6 @@ def _marks(run: Run, factor: float) -> list[Mark]:
 
 def _severity(cause: str) -> str:
     return "good" if cause == "join" else "warn" if cause in ("leave", "drain") else "bad"
-
-
-def receipt_text(receipt: Mapping[str, Any]) -> str:
-    """A disruption in a few words."""
-    cause = CAUSES.get(receipt["cause"], receipt["cause"])
-    return f"{cause}: {receipt['workers_before']} to {receipt['workers_after']} workers, paused {receipt['paused_s']:.2f} s"
 
 
 # ---- several runs ----

@@ -14,8 +14,9 @@ from raytrain_app import __version__
 from raytrain_app.errors import StorageError
 from raytrain_app.job import Job
 from raytrain_app.report import drawing
-from raytrain_app.report.charts import CAUSES, Chart, Run, charts_of
+from raytrain_app.report.charts import Chart, Run, charts_of
 from raytrain_app.report.confusion import MOST_CLASSES, confused_pairs, confusion_figure
+from raytrain_app.report.happenings import CAUSES
 from raytrain_app.report.history import RunClock, read_history
 from raytrain_app.report.state import RunState, read_state
 from raytrain_app.report.words import counted, duration, moment, percent

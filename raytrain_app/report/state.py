@@ -6,10 +6,11 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
+from raytrain_app.job import Job
 from raytrain_app.report.summary import Member, Record, Summary
 from raytrain_app.report.words import ago, duration
 from raytrain_app.storage.folder import Folder
@@ -104,9 +105,10 @@ class Follower:
         folder: the run directory.
         tail_only: leave out all but the end of metrics.jsonl.
         metrics_from: bytes of metrics.jsonl to leave out instead, since the caller knows them.
+        seen: the last of the lines left out.
     """
 
-    def __init__(self, folder: Folder, *, tail_only: bool = False, metrics_from: int = 0) -> None:
+    def __init__(self, folder: Folder, *, tail_only: bool = False, metrics_from: int = 0, seen: Sequence[Record] = ()) -> None:
         self._directory = RunDirectory(folder)
         self.job = self._directory.read_job()
         self._metrics = GrowingFile(folder, METRICS, metrics_from, TAIL_BYTES if tail_only else None)
@@ -114,6 +116,7 @@ class Follower:
         self._result: dict[str, Any] | None = None
         self._status: Record | None = None
         self._summary = Summary()
+        self._summary.add(seen, ())
 
     def look(self) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
         """Reads what is new; returns the new lines of metrics.jsonl and of events.jsonl."""
@@ -125,39 +128,43 @@ class Follower:
 
     def state(self, now: float | None = None) -> RunState:
         """Where the run stood at the last look."""
-        job, summary = self.job, self._summary
-        state = RunState(
-            name=job.name,
-            directory=self._directory.uri,
-            task=job.task,
-            framework=job.framework,
-            strategy=job.strategy.name,
-            epochs=job.train.epochs,
-            epoch=min(summary.epoch, job.train.epochs),
-            step=summary.step,
-            total_steps=summary.total_steps(job.train.epochs),
-            samples=summary.samples,
-            metrics=dict(summary.metrics),
-            workers=summary.workers,
-            limits=[job.scaling.workers.min, job.scaling.workers.max],
-            samples_per_s=summary.rate("samples"),
-            started=summary.started,
-            updated=summary.updated,
-            members=[replace(member) for member in summary.members.values()],
-            disruptions=list(summary.disruptions),
-            checkpoint=summary.checkpoint,
-            result=self._result,
-        )
+        state = summed_up(self.job, self._directory.uri, self._summary)
         if self._result is not None:
             _take_result(state, self._result)
         else:
             if self._status is not None:
                 _take_status(state, self._status)
-            _judge(state, self._status, time.time() if now is None else now, summary.rate("step"))
+            _judge(state, self._status, time.time() if now is None else now, self._summary.rate("step"))
         return state
 
 
+def summed_up(job: Job, directory: str, summary: Summary) -> RunState:
+    """What the records alone say; `status` follows from more than them."""
+    return RunState(
+        name=job.name,
+        directory=directory,
+        task=job.task,
+        framework=job.framework,
+        strategy=job.strategy.name,
+        epochs=job.train.epochs,
+        epoch=min(summary.epoch, job.train.epochs),
+        step=summary.step,
+        total_steps=summary.total_steps(job.train.epochs),
+        samples=summary.samples,
+        metrics=dict(summary.metrics),
+        workers=summary.workers,
+        limits=[job.scaling.workers.min, job.scaling.workers.max],
+        samples_per_s=summary.rate("samples"),
+        started=summary.started,
+        updated=summary.updated,
+        members=[replace(member) for member in summary.members.values()],
+        disruptions=list(summary.disruptions),
+        checkpoint=summary.checkpoint,
+    )
+
+
 def _take_result(state: RunState, result: Mapping[str, Any]) -> None:
+    state.result = dict(result)
     state.status, state.error = result["status"], result.get("error")
     state.metrics.update({name: result[name] for name in TOTALS if result.get(name) is not None})
     state.samples_per_s = result.get("samples_per_s")
@@ -170,10 +177,11 @@ def _take_status(state: RunState, status: Record) -> None:
     state.limits = list(status["limits"])
     state.worker_seconds = dict(status["worker_seconds"])
     state.updated = max(state.updated or 0.0, status["time"])
-    present = {worker["worker"]: worker["state"] for worker in status["workers"]}
+    present = {worker["worker"]: worker for worker in status["workers"]}
     for member in state.members:
-        if member.worker in present:
-            member.state = "training" if present[member.worker] == "active" else present[member.worker]
+        if found := present.get(member.worker):
+            member.state = "training" if found["state"] == "active" else found["state"]
+            member.clock = found["clock"]
 
 
 def _judge(state: RunState, status: Record | None, now: float, steps_per_s: float | None) -> None:

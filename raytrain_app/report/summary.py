@@ -24,6 +24,7 @@ class Member:
         pid: its process id.
         state: "waiting" for a generation, "training", "parked", "left" or "lost".
         since: when it came into that state, seconds since 1970.
+        clock: how far its replica is, in steps and epoch ends; None where that is not known.
     """
 
     worker: str
@@ -32,6 +33,7 @@ class Member:
     pid: int
     state: str
     since: float
+    clock: int | None = None
 
 
 class Summary:
