@@ -17,7 +17,12 @@ if TYPE_CHECKING:
 
 Runs = Annotated[
     list[str],
-    typer.Argument(metavar="RUN...", help="Runs: their directories, or their names below --storage.", show_default=False),
+    typer.Argument(
+        metavar="RUN...",
+        help="Runs: their directories, or their names below --storage.",
+        show_default=False,
+        autocompletion=runs_here,
+    ),
 ]
 MOST_EVALUATED_BYTES = 256 << 20
 """Size of the test files up to which a report evaluates a run that has no evaluation yet."""
