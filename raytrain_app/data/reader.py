@@ -80,15 +80,25 @@ class Reader:
             if len(self._blocks.refs) == 1:
                 x, y = self._block(0)
                 return x.take(ids, axis=0), y.take(ids)
-            block_of = self._block_of(ids)
-            xs = np.empty((len(ids), *self._blocks.shape), self._blocks.dtype)
-            ys = np.empty(len(ids), np.int64)
-            for block in np.unique(block_of):
-                x, y = self._block(int(block))
-                places = np.flatnonzero(block_of == block)
-                inside = ids[places] - self._starts[block]
-                xs[places], ys[places] = x[inside], y[inside]
-            return xs, ys
+            return self._gather_from_blocks(ids)
+
+    def _gather_from_blocks(self, ids: np.ndarray) -> Rows:
+        """Takes the rows block by block, one copy each, and then brings them into the order asked for, one more."""
+        block_of = self._block_of(ids)
+        by_block = np.argsort(block_of, kind="stable")
+        blocks, ids = block_of[by_block], ids[by_block]
+        xs, ys = np.empty((len(ids), *self._blocks.shape), self._blocks.dtype), np.empty(len(ids), np.int64)
+        first = 0
+        for stop in [*(np.flatnonzero(np.diff(blocks)) + 1).tolist(), len(ids)] if len(ids) else []:
+            x, y = self._block(int(blocks[first]))
+            inside = ids[first:stop] - self._starts[blocks[first]]
+            # The ids are known to be in range; numpy copies once more into `out` if it has to check them itself.
+            x.take(inside, axis=0, out=xs[first:stop], mode="clip")
+            y.take(inside, out=ys[first:stop], mode="clip")
+            first = stop
+        place = np.empty_like(by_block)
+        place[by_block] = np.arange(len(by_block))
+        return xs.take(place, axis=0), ys.take(place)
 
     def _block(self, number: int) -> Rows:
         if number in self.mapped:
