@@ -13,7 +13,9 @@ from typing import Annotated
 import typer
 
 from raytrain_app import __version__
+from raytrain_app.cli import bench as bench_commands
 from raytrain_app.cli import cluster as cluster_commands
+from raytrain_app.cli import data as data_commands
 from raytrain_app.cli.audit import audit
 from raytrain_app.cli.control import scale, status, stop
 from raytrain_app.cli.drill import drill
@@ -59,7 +61,9 @@ _running = (init, check, run, submit, status, watch, scale, stop, list_runs)
 _using = (report, compare, tensorboard, evaluate, predict, export, audit, drill)
 for _command in (*_running, *_using):
     app.command(_command.__name__.removesuffix("_runs"))(_command)
+app.add_typer(data_commands.app, name="data")
 app.add_typer(cluster_commands.app)
+app.add_typer(bench_commands.app, name="bench")
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import shutil
 import socket
 import subprocess
@@ -95,9 +96,11 @@ class LocalNodes:
         command = [ray_command, "start", "--block", f"--node-name={name}", "--object-store-memory=200000000", *options]
         if name == "head":
             command.append(f"--temp-dir={self._folder}")
+        # `ray start` demands a token wherever one lies in the home folder, and a driver that connects sends none unless told to.
+        environment = {"RAY_AUTH_MODE": "disabled", **os.environ}
         with (self._folder / f"{name}.log").open("wb") as log:
             self._processes[name] = subprocess.Popen(
-                command, stdout=log, stderr=log, stdin=subprocess.DEVNULL, start_new_session=True
+                command, stdout=log, stderr=log, stdin=subprocess.DEVNULL, start_new_session=True, env=environment
             )
 
     def _await_head(self) -> None:

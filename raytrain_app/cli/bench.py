@@ -1,0 +1,48 @@
+"""`raytrain bench`: the product beside what people have today, measured in one run, with ratios."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+app = typer.Typer(help="Measure the product beside what people have today, in one run.", no_args_is_help=True)
+
+
+@app.command()
+def elastic(
+    repeats: Annotated[int, typer.Option(min=1, help="Repeats of each event.")] = 10,
+    stock: Annotated[bool, typer.Option(help="Measure stock elastic Ray Train too; it takes some minutes.")] = True,
+) -> None:
+    """Measure what lost, added and planned changes of workers and nodes cost.
+
+    Example: [bold]raytrain bench elastic --repeats 3[/bold]
+    """
+    from raytrain_app.bench.elastic import Figures, lines, measure_product, measure_stock
+
+    def tell(text: str) -> None:
+        typer.echo(text, err=True)
+
+    product = measure_product(repeats, tell)
+    for line in lines(product, measure_stock(tell) if stock else Figures()):
+        typer.echo(line)
+
+
+@app.command()
+def ingest(
+    source: Annotated[str, typer.Argument(help="Images to read: a known name, a path or a URI.")] = "mnist-sample",
+    rounds: Annotated[int, typer.Option(min=1, help="Rounds, interleaved; figures are medians.")] = 5,
+) -> None:
+    """Measure how fast rows reach a linear model: our reader, stock Ray Data, and a tensor in memory.
+
+    Example: [bold]raytrain bench ingest /usr/share/datasets/fashion-mnist[/bold]
+    """
+    from raytrain_app.bench.ingest import measure_ingest
+    from raytrain_app.job import job_from_dict
+    from raytrain_app.session import ray_session
+    from raytrain_app.task import load_task
+
+    raw = {"name": "bench-ingest", "task": "mnist", "model": {"name": "linear"}, "data": {"source": source}}
+    with ray_session(None):
+        for line in measure_ingest(job_from_dict(raw), load_task("mnist"), rounds).lines():
+            typer.echo(line)

@@ -1,0 +1,34 @@
+"""Tasks whose steps take long enough for faults to fall between them."""
+
+from __future__ import annotations
+
+import os
+import time
+
+import torch
+
+from raytrain_app.elastic.plan import shard_seed
+from raytrain_app.tasks.synthetic import Synthetic
+
+SECONDS_A_SHARD = 0.01
+CRASH_SEED = shard_seed([0, 1, 30, 0])
+
+
+class Slow(Synthetic):
+    """Points, each shard of which takes its time; with noise, so that the result is sensitive to any change."""
+
+    def torch_augment(self, x: torch.Tensor) -> torch.Tensor:
+        time.sleep(SECONDS_A_SHARD)
+        return x + 0.01 * torch.randn_like(x)
+
+
+class Crashing(Slow):
+    """Ends its process without a word when it comes to the first shard of step 30, which is in the second epoch."""
+
+    def torch_augment(self, x: torch.Tensor) -> torch.Tensor:
+        if torch.initial_seed() == CRASH_SEED:
+            os._exit(17)
+        return super().torch_augment(x)
+
+
+SLOW, CRASHING = Slow(), Crashing()
