@@ -11,8 +11,8 @@ import numpy as np
 from raytrain_app.report.happenings import receipt_text
 from raytrain_app.report.history import History, RunClock, smooth, thin, throughput
 
-MOST_MARKS = 200
-"""Disruptions that one chart can show; of more, the ones with the longest pauses are shown."""
+MOST_MARKS = 60
+"""Disruptions that one chart can show; of those close to each other, the one with the longest pause is."""
 
 
 @dataclass(frozen=True)
@@ -25,6 +25,7 @@ class Series:
         x, y: the points, each of shape (n,).
         kind: "line"; "faint" for raw values behind a smoothed line; "dots" for few values that are joined; "steps" for counts
             that hold until the next; "area" for a filled line.
+        width: of the line, in points.
     """
 
     label: str
@@ -32,6 +33,7 @@ class Series:
     x: np.ndarray
     y: np.ndarray
     kind: Literal["line", "faint", "dots", "steps", "area"] = "line"
+    width: float = 1.8
 
 
 @dataclass(frozen=True)
@@ -175,7 +177,7 @@ def _workers(run: Run) -> tuple[np.ndarray, np.ndarray]:
     changes.sort(key=lambda change: change[0])
     times = [time for time, _ in changes] + [float(run.clock.ends[-1])]
     counts = [count for _, count in changes] + [changes[-1][1] if changes else 0]
-    return run.clock.seconds(times), np.array(counts, np.float64)
+    return thin(run.clock.seconds(times), np.array(counts, np.float64))
 
 
 def _speed(run: Run) -> tuple[np.ndarray, np.ndarray]:
@@ -185,9 +187,16 @@ def _speed(run: Run) -> tuple[np.ndarray, np.ndarray]:
 
 def _marks(run: Run, factor: float) -> list[Mark]:
     receipts = [event["receipt"] for event in run.events if event["kind"] == "disruption"]
-    shown = sorted(receipts, key=lambda receipt: -receipt["paused_s"])[:MOST_MARKS]
-    at = run.clock.seconds([receipt["time"] for receipt in shown]) / factor
-    return [Mark(float(x), _severity(receipt["cause"]), receipt_text(receipt)) for x, receipt in zip(at, shown, strict=True)]
+    at_s = run.clock.seconds([receipt["time"] for receipt in receipts])
+    shown: dict[int, int] = {}
+    for place, seconds in enumerate(at_s.tolist()):
+        stretch = int(seconds / (run.clock.total_s or 1.0) * MOST_MARKS) if len(receipts) > MOST_MARKS else place
+        if stretch not in shown or receipts[place]["paused_s"] > receipts[shown[stretch]]["paused_s"]:
+            shown[stretch] = place
+    return [
+        Mark(float(at_s[place]) / factor, _severity(receipts[place]["cause"]), receipt_text(receipts[place]))
+        for place in shown.values()
+    ]
 
 
 def _severity(cause: str) -> str:
@@ -198,27 +207,30 @@ def _severity(cause: str) -> str:
 
 
 def _overlaid(name: str, title: str, runs: Sequence[Run], column: str) -> Chart:
-    lines = (smooth(run.history.steps["step"], run.history.steps[column]) for run in runs)
-    series = tuple(Series(run.name, f"run{place}", *line) for place, (run, line) in enumerate(zip(runs, lines, strict=True)))
+    series = _series(runs, [smooth(run.history.steps["step"], run.history.steps[column]) for run in runs], "line")
     return Chart(name, title, "step", column, series, log=column == "loss" and _falls_far(series))
 
 
 def _overlaid_epochs(column: str, title: str, runs: Sequence[Run]) -> Chart:
-    lines = (_known(run.history.epochs["step"], run.history.epochs[column]) for run in runs)
-    series = tuple(
-        Series(run.name, f"run{place}", *line, kind="dots") for place, (run, line) in enumerate(zip(runs, lines, strict=True))
-    )
+    series = _series(runs, [_known(run.history.epochs["step"], run.history.epochs[column]) for run in runs], "dots")
     return Chart(column, title, "step", column.removeprefix("val_"), series)
 
 
 def _overlaid_in_time(name: str, title: str, runs: Sequence[Run], y_label: str) -> Chart:
     unit, factor = _time_unit(max(run.clock.total_s for run in runs))
     lines = [_workers(run) if name == "workers" else _speed(run) for run in runs]
-    series = tuple(
-        Series(run.name, f"run{place}", x / factor, y, "steps" if name == "workers" else "line")
+    series = _series(runs, [(x / factor, y) for x, y in lines], "steps" if name == "workers" else "line")
+    return Chart(name, title, unit, y_label, series, whole=name == "workers", from_zero=True)
+
+
+def _series(
+    runs: Sequence[Run], lines: Sequence[tuple[np.ndarray, np.ndarray]], kind: Literal["line", "dots", "steps"]
+) -> tuple[Series, ...]:
+    """A line a run; the first are broader, so that runs that went the same way can all be seen."""
+    return tuple(
+        Series(run.name, f"run{place}", x, y, kind, width=1.6 + 1.6 * (len(runs) - 1 - place))
         for place, (run, (x, y)) in enumerate(zip(runs, lines, strict=True))
     )
-    return Chart(name, title, unit, y_label, series, whole=name == "workers", from_zero=True)
 
 
 # ---- small things ----

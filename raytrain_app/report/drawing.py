@@ -44,6 +44,8 @@ PALETTE = {
 
 WIDTH_IN, HEIGHT_IN = 4.6, 2.7
 FONT_PT = 9.5
+MOST_LINES = 20
+"""Marks that are drawn as lines through the chart; of more, only the ends are."""
 
 
 def png(chart: Chart, dots_per_inch: int = 160) -> bytes:
@@ -118,7 +120,8 @@ def _draw(chart: Chart, titled: bool) -> tuple[Figure, Axes]:
         _draw_series(axes, series)
     _limits(axes, chart)
     for mark in chart.marks:
-        axes.axvline(mark.x, color=PALETTE[mark.color], linewidth=1, alpha=0.55, zorder=1.5)
+        if len(chart.marks) <= MOST_LINES:
+            axes.axvline(mark.x, color=PALETTE[mark.color], linewidth=1, alpha=0.55, zorder=1.5)
         axes.plot([mark.x], [0], marker="^", markersize=5, color=PALETTE[mark.color], clip_on=False, linestyle="none")
     labelled = [series for series in chart.series if series.label and len(series.x)]
     if len(labelled) > 1:
@@ -133,12 +136,12 @@ def _draw_series(axes: Axes, series: Series) -> None:
         axes.plot(series.x, series.y, color=color, linewidth=0.7, alpha=0.22, label=label)
     elif series.kind == "dots":
         few = len(series.x) <= 60
-        axes.plot(series.x, series.y, color=color, linewidth=1.6, marker="o" if few else "", markersize=3.5, label=label)
+        axes.plot(series.x, series.y, color=color, linewidth=series.width, marker="o" if few else "", markersize=3.5, label=label)
     elif series.kind == "steps":
-        axes.plot(series.x, series.y, color=color, linewidth=1.8, drawstyle="steps-post", label=label)
+        axes.plot(series.x, series.y, color=color, linewidth=series.width, drawstyle="steps-post", label=label)
         axes.fill_between(series.x, series.y, step="post", color=color, alpha=0.12, linewidth=0)
     else:
-        axes.plot(series.x, series.y, color=color, linewidth=1.8, label=label, solid_joinstyle="round")
+        axes.plot(series.x, series.y, color=color, linewidth=series.width, label=label, solid_joinstyle="round")
         if series.kind == "area":
             axes.fill_between(series.x, series.y, color=color, alpha=0.12, linewidth=0)
 

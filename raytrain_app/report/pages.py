@@ -166,7 +166,7 @@ def _tiles(material: Material) -> Iterator[tuple[str, str, str]]:
     result = state.result or {}
     if result.get("goodput") is not None:
         yield "Goodput", percent(result["goodput"]), "of worker-seconds"
-    yield "Disruptions", f"{len(state.disruptions)}", _pauses(state.disruptions)
+    yield "Disruptions", f"{len(state.disruptions):,}", _pauses(state.disruptions)
     yield "Time", duration(material.run.clock.total_s), "from start to end" if state.ended else "up to now"
 
 
@@ -242,13 +242,8 @@ def _evaluation(evaluation: Record) -> dict[str, Any]:
         return {
             "sentence": (
                 f"{evaluation['checkpoint']} on the {evaluation['rows']:,} {evaluation['split']} rows of {evaluation['source']}: "
-                f"{wrong:,} wrong."
+                f"accuracy {percent(evaluation['accuracy'], 2)}, {wrong:,} wrong; loss {evaluation['loss']:.4g}."
             ),
-            "tiles": [
-                (f"{evaluation['split'].capitalize()} accuracy", percent(evaluation["accuracy"], 2), ""),
-                (f"{evaluation['split'].capitalize()} loss", f"{evaluation['loss']:.4g}", ""),
-                ("Wrong", f"{wrong:,}", f"of {evaluation['rows']:,}"),
-            ],
             "confusion": None if counts is None else drawing.save_svg(confusion_figure(counts, page=True), "Confusion matrix"),
             "pairs": "" if counts is None else confused_pairs(counts),
             "classes": [
