@@ -65,7 +65,7 @@ def measure_ingest(job: Job, task: Task, rounds: int = 5) -> Ingest:
     Args:
         job: its data, batch size, seed and threads are used.
         task: what the rows are.
-        rounds: how often; the first round warms up and does not count.
+        rounds: how often, after one more round that warms up and does not count.
     """
     from ray.train import RunConfig, ScalingConfig
     from ray.train.torch import TorchTrainer
@@ -86,7 +86,7 @@ def measure_ingest(job: Job, task: Task, rounds: int = 5) -> Ingest:
             "seed": job.train.seed,
             "order": job.data.order,
             "threads": job.train.threads,
-            "rounds": rounds,
+            "rounds": 1 + rounds,
             "results": str(results),
         }
         stock = ray.data.read_parquet(str(parquet)).filter(expr=ray.data.expressions.col("split") == "train")

@@ -58,7 +58,8 @@ def read_parts(parts: Sequence[Part], want: Want, prepare: Prepare | None) -> li
             _PartsDatasource(parts, want, prepare),
             override_num_blocks=len(parts),
             num_cpus=0,
-            concurrency=min(len(parts), cpus or 1),
+            # A second process takes longer to start than it takes to read a few parts.
+            concurrency=max(1, min(len(parts) // 2, cpus or 1)),
             label_selector=place,
         )
         for bundle in rows.iter_internal_ref_bundles():
