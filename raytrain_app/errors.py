@@ -10,6 +10,7 @@ EXIT_DONE = 0
 EXIT_WRONG_INPUT = 2
 EXIT_NO_RESOURCES = 3
 EXIT_FAILED = 4
+EXIT_LOST = 5
 EXIT_INTERRUPTED = 130
 
 
@@ -41,6 +42,12 @@ class ClusterError(RaytrainError):
     """The cluster could not give what the job needs in the time allowed."""
 
     exit_code = EXIT_NO_RESOURCES
+
+
+class LostJobError(RaytrainError):
+    """A submitted job was lost sight of: how it ended, or whether, is not known here."""
+
+    exit_code = EXIT_LOST
 
 
 class TrainingError(RaytrainError):

@@ -22,6 +22,10 @@ def run(
     overrides: Set = None,
     name: Name = None,
     resume: Annotated[bool, typer.Option("--resume", help="Go on with the run of this name where it stopped.")] = False,
+    resume_if_begun: Annotated[
+        bool,
+        typer.Option("--resume-if-begun", help="As --resume if there is such a run, else start it; for what starts jobs again."),
+    ] = False,
     address: Annotated[
         str | None,
         typer.Option(metavar="ADDRESS", help="The Ray cluster to train on. Without it: that of RAY_ADDRESS, else this machine."),
@@ -50,7 +54,9 @@ def run(
         console = Console(file=terminal, force_terminal=False if debug else None)
         with shown(quiet=quiet, epochs=job.train.epochs, console=console) as show:
             from raytrain_app import runner
+            from raytrain_app.storage.rundir import RunDirectory
 
+            resume = resume or (resume_if_begun and RunDirectory.begun(job))
             result = runner.run(job, resume=resume, address=address, on_update=show)
     for line in result_lines(result.record, result.directory):
         typer.echo(line)

@@ -43,6 +43,11 @@ class RunDirectory:
         folder.check_writable()
         return cls(folder, job)
 
+    @staticmethod
+    def begun(job: Job) -> bool:
+        """Whether there is a run of the job's name, so that it can be gone on with."""
+        return Folder.open(job.storage).child(job.name).exists("job.yaml")
+
     @classmethod
     def reopen(cls, job: Job) -> RunDirectory:
         """For going on with a run where it stopped.
