@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from dataclasses import asdict
 
 import numpy as np
 import torch
@@ -13,7 +14,7 @@ from raytrain_app.strategies.parameter_server.memory import Segment, bytes_of
 from raytrain_app.strategies.parameter_server.outbox import Outbox, Sent
 from raytrain_app.strategies.parameter_server.shard import Status
 from raytrain_app.strategies.parameter_server.table import Place
-from raytrain_app.strategies.parameter_server.wire import Buffer, Flag, Op, Peer, Reply, Request, connect
+from raytrain_app.strategies.parameter_server.wire import Buffer, Flag, Hello, Op, Peer, Reply, Request, connect
 
 
 class Moved(Exception):
@@ -68,22 +69,22 @@ class Channel:
         self.close()
         peer = self._peer = connect(self.place.address, self._local)
         kept = self._outbox.sent_to(self.number)
-        hello = {
-            "token": self.place.address.token,
-            "worker": self._worker,
-            "table": table,
-            "seen": self._newest,
-            "holds": holds,
-            "kept": [sent.lease for sent in kept],
-            "stride": self._outbox.stride,
-        }
-        peer.ask(Request(Op.HELLO), [json.dumps(hello).encode()], self._outbox.segment.fd if peer.local else -1)
+        hello = Hello(
+            token=self.place.address.token,
+            worker=self._worker,
+            table=table,
+            stride=self._outbox.stride,
+            seen=self._newest,
+            holds=holds,
+            kept=[sent.lease for sent in kept],
+            confirmed=[sent.lease for sent in kept if self._is_everywhere(sent)],
+        )
+        peer.ask(Request(Op.HELLO), [json.dumps(asdict(hello)).encode()], self._outbox.segment.fd if peer.local else -1)
         reply = self.answer()
         lacking = set(self._lacking)
         for sent in kept:
             if sent.lease in lacking:
-                confirmed = len(sent.acknowledged) == self._servers
-                self.ask(Request(Op.PUSH, Flag.REPLAY, confirm=sent.lease if confirmed and self.number == 0 else -1), sent)
+                self.ask(Request(Op.PUSH, Flag.REPLAY, confirm=sent.lease if self._is_everywhere(sent) else -1), sent)
                 sent.acknowledged[self.number] = self.answer().version
         self.durable = reply.durable
 
@@ -135,6 +136,10 @@ class Channel:
         self._peer = None
         self._lacking = ()
         self._mapped = {}  # the vector keeps its own memory; another server's buffers will be others
+
+    def _is_everywhere(self, sent: Sent) -> bool:
+        """Whether all servers have acknowledged a push."""
+        return len(sent.acknowledged) == self._servers
 
     def _take_over(self, peer: Peer, reply: Reply) -> None:
         size = self.place.stop - self.place.start

@@ -162,6 +162,7 @@ class Client:
 
     def _refresh(self, version: int) -> None:
         """Pulls from the servers that have something newer; in bulk mode they must all be at `version`."""
+        self._connect()
         at_least = version if self._bulk else 0
         behind = [channel.number for channel in self._channels if not version or channel.version < version]
         while behind:

@@ -15,7 +15,7 @@ from raytrain_app.strategies.parameter_server.memory import bytes_of
 from raytrain_app.strategies.parameter_server.session import Session
 from raytrain_app.strategies.parameter_server.shard import Policy, Push, Shard, ShardState, Status
 from raytrain_app.strategies.parameter_server.stats import Stats
-from raytrain_app.strategies.parameter_server.wire import Buffer, Flag, Op, Reply, Request
+from raytrain_app.strategies.parameter_server.wire import Buffer, Flag, Hello, Op, Reply, Request
 
 WAIT_S = 1.0
 """Longest time that a request is held back; then the worker looks around and asks again."""
@@ -106,31 +106,26 @@ class Desk:
 
     # ---- workers come and go ----
 
-    def welcome(self, session: Session, table: int, seen: int, holds: int, kept: Sequence[int]) -> tuple[Reply, list[int]]:
+    def welcome(self, session: Session, hello: Hello) -> tuple[Reply, list[int]]:
         """Takes a worker in, unless it comes with another table (`Status.MOVED`).
 
-        Args:
-            session: the connection.
-            table: number of the table by which it found this server.
-            seen: the highest version of this range that it has heard of.
-            holds: the lease that it is at work on, -1 for none.
-            kept: leases that it has pushed here and would push again.
-
         Returns:
-            The reply, and those of `kept` that this server lacks.
+            The reply, and those of `hello.kept` that this server lacks.
         """
         with self.lock:
             shard = self.shard
-            if shard is None or table != self.table:
+            if shard is None or hello.table != self.table:
                 return Reply(Status.MOVED), []
-            if seen > shard.version and not shard.policy.bulk:
+            if hello.seen > shard.version and not shard.policy.bulk:
                 # This server was restored. Its versions go on above all that were ever seen: no two may have one name.
-                shard.version = seen + 1
+                shard.version = hello.seen + 1
             self._sessions[session.worker] = session
             if self.lead is not None:
-                self.lead.hello(session.worker, holds, shard.version)
+                self.lead.hello(session.worker, hello.holds, shard.version)
+                for lease in hello.confirmed:
+                    self._confirm(self.lead, lease)
             reply = Reply(Status.DONE, version=shard.version, durable=self.durable)
-            return reply, [lease for lease in kept if not shard.holds(lease)]
+            return reply, [lease for lease in hello.kept if not shard.holds(lease)]
 
     def goodbye(self, session: Session) -> None:
         """A connection has ended."""
@@ -217,7 +212,11 @@ class Desk:
                 session.worker, request.loss, request.correct, request.rows, request.lr, staleness, ids, time.time()
             )
             lead.ledger.applied(request.lease, outcome)
-        if request.confirm >= 0 and not (refused and request.confirm == request.lease) and lead.confirm(request.confirm):
+        if request.confirm >= 0 and not (refused and request.confirm == request.lease):
+            self._confirm(lead, request.confirm)
+
+    def _confirm(self, lead: Lead, lease: int) -> None:
+        if lead.confirm(lease):
             self._capture(lead.ledger.epochs_done)
 
     def _take(self, lead: Lead, session: Session, shard: Shard, may_wait: bool) -> int:

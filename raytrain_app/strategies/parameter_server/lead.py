@@ -43,7 +43,7 @@ class Lead:
         if holds >= 0:
             self.ledger.hold(worker, holds, version)
         else:
-            self.ledger.release(worker)
+            self.ledger.forget(worker)
 
     def goodbye(self, worker: str) -> None:
         """A worker's connection is gone, and so, most likely, is the worker."""

@@ -148,7 +148,7 @@ class Ledger:
             worker: its id.
             version: of the parameters that it will compute with.
         """
-        self.release(worker)
+        self.forget(worker)
         if self.ended:
             return END
         lease = min(self._returned, default=self.next)
@@ -187,6 +187,7 @@ class Ledger:
         outcomes = []
         for part in self._confirmed.intersection(leases):
             self.done.add(part)
+            self._returned.discard(part)
             outcome = self._outcomes.pop(part)
             del self._pushed_by[part]
             if part not in self._undone:
@@ -200,13 +201,14 @@ class Ledger:
         self.counts.refused += 1
         self._return(lease)
 
+    def forget(self, worker: str) -> None:
+        """Takes back the leases that a worker holds: it does not know of them any more."""
+        self._take_back([lease for lease, held in self._held.items() if held.worker == worker])
+
     def release(self, worker: str) -> None:
-        """Takes back what a worker holds or has not confirmed: it is gone, or has forgotten it."""
-        leases = [lease for lease, held in self._held.items() if held.worker == worker]
-        leases += [lease for lease, pusher in self._pushed_by.items() if pusher == worker and lease not in self._confirmed]
-        for lease in leases:
-            self.counts.returned += 1
-            self._return(lease)
+        """A worker is gone: takes back what it holds, and what it had not confirmed."""
+        self.forget(worker)
+        self._take_back([lease for lease, pusher in self._pushed_by.items() if pusher == worker and lease not in self._confirmed])
 
     # ---- servers ----
 
@@ -226,17 +228,20 @@ class Ledger:
             "done": self.done.to_json(),
             "scored": self.scored,
             "undone": sorted(self._undone),
+            "outcomes": {str(lease): asdict(outcome) for lease, outcome in self._outcomes.items()},
             "counts": asdict(self.counts),
         }
 
     @classmethod
     def from_json(cls, plan: Plan, values: Mapping[str, Any]) -> Ledger:
-        """Reads what `to_json` wrote. Leases that were at work then will be handed out again."""
+        """Reads what `to_json` wrote. Leases that were at work or not confirmed will be handed out again, if nobody speaks up."""
         ledger = cls(plan)
         ledger.next, ledger.scored = values["next"], values["scored"]
         ledger.done = Window.from_json(values["done"])
         ledger.counts = Counts(**values["counts"])
         ledger._undone = set(values["undone"])
+        ledger._outcomes = {int(lease): Outcome(**outcome) for lease, outcome in values["outcomes"].items()}
+        ledger._pushed_by = {lease: outcome.worker for lease, outcome in ledger._outcomes.items()}
         ledger._returned = set(ledger.done.missing(ledger.next))
         return ledger
 
@@ -266,6 +271,11 @@ class Ledger:
         if lease >= self.next:
             self._returned.update(range(self.next, lease))
             self.next = lease + 1
+
+    def _take_back(self, leases: Iterable[int]) -> None:
+        for lease in leases:
+            self.counts.returned += 1
+            self._return(lease)
 
     def _return(self, lease: int) -> None:
         self._held.pop(lease, None)

@@ -7,6 +7,7 @@ import secrets
 import socket
 import threading
 from collections.abc import Callable
+from contextlib import suppress
 
 import numpy as np
 import torch
@@ -15,7 +16,7 @@ from raytrain_app.strategies.parameter_server.desk import Desk, HungUp
 from raytrain_app.strategies.parameter_server.memory import can_share
 from raytrain_app.strategies.parameter_server.session import Session
 from raytrain_app.strategies.parameter_server.shard import Push, Shard, Status
-from raytrain_app.strategies.parameter_server.wire import Address, Flag, Op, Peer, Request, listen
+from raytrain_app.strategies.parameter_server.wire import Address, Flag, Hello, Op, Peer, Request, listen
 
 HELLO_BYTES = 2**20
 """Longest introduction that is read."""
@@ -46,6 +47,8 @@ class Serving:
     def close(self) -> None:
         """Takes no more connections."""
         for listening in self._sockets:
+            with suppress(OSError):
+                listening.shutdown(socket.SHUT_RDWR)  # wakes the thread that waits on it
             listening.close()
 
     def _accept(self, listening: socket.socket) -> None:
@@ -79,13 +82,13 @@ class Serving:
         request, fd = peer.asked()
         if request.op != Op.HELLO or request.body_bytes > HELLO_BYTES:
             return None
-        hello = peer.read_json(request.body_bytes)
-        if not secrets.compare_digest(hello["token"], self.address.token):
+        hello = Hello(**peer.read_json(request.body_bytes))
+        if not secrets.compare_digest(hello.token, self.address.token):
             return None
-        session = Session(peer, hello["worker"])
-        reply, lacking = self._desk.welcome(session, hello["table"], hello["seen"], hello["holds"], hello["kept"])
+        session = Session(peer, hello.worker)
+        reply, lacking = self._desk.welcome(session, hello)
         if fd >= 0 and reply.status == Status.DONE:
-            session.map_slots(fd, hello["stride"], self._shard().versions.current.dtype)
+            session.map_slots(fd, hello.stride, self._shard().versions.current.dtype)
         elif fd >= 0:
             os.close(fd)
         peer.answer(reply, [np.array(lacking, np.int64).tobytes()])

@@ -107,6 +107,31 @@ _REPLY = struct.Struct("<BBxxiqqqqQ")
 
 
 @dataclass(frozen=True)
+class Hello:
+    """How a worker introduces itself.
+
+    Attributes:
+        token: that the server wants to see.
+        worker: its id.
+        table: number of the table by which it found the server.
+        stride: elements from one gradient to the next in its shared memory.
+        seen: the highest version of the server's range that it has heard of.
+        holds: the lease that it is at work on, -1 for none.
+        kept: leases that it has pushed here and would push again.
+        confirmed: those of them that all servers have acknowledged.
+    """
+
+    token: str
+    worker: str
+    table: int
+    stride: int
+    seen: int
+    holds: int
+    kept: list[int]
+    confirmed: list[int]
+
+
+@dataclass(frozen=True)
 class Address:
     """Where a server listens.
 
