@@ -44,6 +44,18 @@ class InPlaceTensorflowConfig(BackendConfig):
         return InPlaceBackend
 
 
+class GroupTensorflowConfig(BackendConfig):
+    """Ray's own backend for tf.distribute, which tells each worker of the others in TF_CONFIG."""
+
+    @property
+    def backend_cls(self) -> type[Backend]:
+        # Imports TensorFlow, so it waits until the controller asks for it.
+        from ray.train.tensorflow.config import TensorflowConfig
+
+        backend: type[Backend] = TensorflowConfig().backend_cls
+        return backend
+
+
 class Abortable(DataParallelTrainer):
     """A trainer that can be ended from outside.
 
@@ -79,17 +91,17 @@ class AbortableTensorflowTrainer(Abortable, TensorflowTrainer):
 
 
 class Pool:
-    """Workers on one node that are started together and replaced one by one.
+    """Workers that are started together and replaced one by one; or, under tf.distribute, end together when one is lost.
 
     Args:
         number: of the pool in the run, from 0.
         size: workers.
-        node_id: where they run.
+        node_id: the one node where they run; None is any nodes.
         job: says what each worker takes and computes on.
         body: runs in each worker, called with `argument`.
     """
 
-    def __init__(self, number: int, size: int, node_id: str, job: Job, body: Callable[[Any], None], argument: Any) -> None:
+    def __init__(self, number: int, size: int, node_id: str | None, job: Job, body: Callable[[Any], None], argument: Any) -> None:
         self.number, self.size, self.node_id = number, size, node_id
         self.error: BaseException | None = None
         self._aborted = False
@@ -101,12 +113,12 @@ class Pool:
                 num_workers=size,
                 use_gpu=job.scaling.resources_per_worker["GPU"] > 0,
                 resources_per_worker={name: amount for name, amount in job.scaling.resources_per_worker.items() if amount},
-                label_selector={"ray.io/node-id": node_id},
+                label_selector={"ray.io/node-id": node_id} if node_id is not None else None,
             ),
             run_config=RunConfig(
                 name=f"{job.name}-pool-{number}",
                 storage_path=tempfile.mkdtemp(prefix="raytrain-"),
-                failure_config=FailureConfig(max_failures=-1),
+                failure_config=FailureConfig(max_failures=0 if job.uses_tf_distribute else -1),
                 worker_runtime_env={"env_vars": environment(job)},
             ),
         )
@@ -133,7 +145,8 @@ class Pool:
 
 def _trainer(job: Job, loop: Callable[[Any], Any], **arguments: Any) -> Abortable:
     if job.framework == "tensorflow":
-        return AbortableTensorflowTrainer(loop, backend_config=InPlaceTensorflowConfig(), **arguments)
+        config = GroupTensorflowConfig() if job.uses_tf_distribute else InPlaceTensorflowConfig()
+        return AbortableTensorflowTrainer(loop, backend_config=config, **arguments)
     return AbortableTorchTrainer(loop, torch_config=InPlaceTorchConfig(), **arguments)
 
 

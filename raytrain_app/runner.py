@@ -25,6 +25,7 @@ from raytrain_app.elastic.budget import FailureBudget
 from raytrain_app.elastic.membership import Mail
 from raytrain_app.elastic.vault import Vault
 from raytrain_app.errors import ClusterError, Interrupted, JobError, RaytrainError, TrainingError
+from raytrain_app.group_supervisor import GroupSupervisor
 from raytrain_app.job import Job
 from raytrain_app.recorder import Recorder
 from raytrain_app.report.updates import Update
@@ -106,7 +107,8 @@ def _train(
     vault = start_here(Vault)
     spec = job.model_dump(mode="json"), [ray.put(dataset)], membership, vault, directory.uri
     services = start_services(job, WorkerSpec(*spec, NO_POOL), len(dataset.train))
-    supervisor = Supervisor(job, membership, PoolBody(train_body(job), lambda pool: WorkerSpec(*spec, pool)))
+    supervise = GroupSupervisor if job.uses_tf_distribute else Supervisor
+    supervisor = supervise(job, membership, PoolBody(train_body(job), lambda pool: WorkerSpec(*spec, pool)))
     outcome: RaytrainError | None = None
     summaries: list[dict[str, Any]] = []
     try:
@@ -132,7 +134,7 @@ def _listen(
     job: Job,
     membership: Actor,
     services: Services,
-    supervisor: Supervisor,
+    supervisor: Supervisor | GroupSupervisor,
     recorder: Recorder,
     interrupted: threading.Event,
 ) -> list[dict[str, Any]]:

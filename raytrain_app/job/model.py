@@ -354,6 +354,11 @@ class Job(Section):
         shards = self.train.virtual_shards
         return self.scaling.workers.max if shards == "auto" else shards
 
+    @property
+    def uses_tf_distribute(self) -> bool:
+        """Whether one of TensorFlow's own strategies trains, in which a group of workers cannot change."""
+        return self.strategy.name == "allreduce" and self.strategy.tf_distribute is not None
+
     def to_yaml(self) -> str:
         """The job with every default written out; `load_job` reads it back to an equal job."""
         return yaml12.dump(self.model_dump())

@@ -12,7 +12,6 @@ if TYPE_CHECKING:
 # Part of the job file, but not built yet: refused by name rather than ignored.
 NOT_AVAILABLE_YET: dict[str, tuple[str, ...]] = {
     "strategy.name": ("model_parallel",),
-    "strategy.tf_distribute": ("multi_worker_mirrored", "mirrored", "central_storage", "one_device"),
 }
 
 
@@ -115,11 +114,28 @@ def _devices(job: Job) -> Iterator[BrokenRule]:
 
 
 def _frameworks(job: Job) -> Iterator[BrokenRule]:
-    if value_at(job, "strategy.tf_distribute") is not None and job.framework != "tensorflow":
+    path, kind = "strategy.tf_distribute", value_at(job, "strategy.tf_distribute")
+    fast, workers = job.train.reduction == "fast", job.scaling.workers
+    if kind is not None and job.framework != "tensorflow":
+        yield BrokenRule(path, f"is for framework: tensorflow; expected null for framework: {job.framework}", ("framework",))
+        return
+    if kind is not None and not fast:
         yield BrokenRule(
-            "strategy.tf_distribute",
-            f"is for framework: tensorflow; expected null for framework: {job.framework}",
-            ("framework",),
+            path, f"found {kind} with train.reduction: exact, which needs none; expected null, or fast", ("train.reduction",)
+        )
+    if kind is None and fast and job.framework == "tensorflow" and job.strategy.name == "allreduce":
+        yield BrokenRule(
+            "train.reduction",
+            "found fast, which for framework: tensorflow is one of TensorFlow's own strategies; expected exact, or "
+            "strategy.tf_distribute: multi_worker_mirrored, mirrored, central_storage or one_device",
+            (path, "framework"),
+        )
+    if kind not in (None, "multi_worker_mirrored") and workers.max > 1:
+        yield BrokenRule(
+            "scaling.workers",
+            f"found {workers}, but strategy.tf_distribute: {kind} uses the devices of one worker; "
+            "expected 1, or tf_distribute: multi_worker_mirrored",
+            (path,),
         )
 
 

@@ -37,6 +37,10 @@ class KerasLearner:
 
     Weights are all variables that layers made as trainable, frozen ones too. What layers keep beside them (statistics of
     BatchNorm) are the buffers. The states of Keras's random generators are neither: each shard sets them from its seed.
+
+    Attributes:
+        model: the Keras model, compiled with `optimizer`.
+        named: all its weights and buffers by name.
     """
 
     own_file = "model.keras"
@@ -53,11 +57,11 @@ class KerasLearner:
         self.device = torch.device("cpu")
         self._task, self._clip_norm = task, job.train.clip_norm
         self.model = build_model(keras, task, job)
-        names = variable_names(self.model)
+        self.named = variable_names(self.model)
         self._trained = list(self.model.trainable_weights)
         # TensorFlow's own variable still tells whether a layer made it trainable, also where the layer was frozen later.
-        self._weights = {name: v for name, v in names.items() if v.value.trainable}
-        others = {name: v for name, v in names.items() if not v.value.trainable}
+        self._weights = {name: v for name, v in self.named.items() if v.value.trainable}
+        others = {name: v for name, v in self.named.items() if not v.value.trainable}
         self._buffers = {name: v for name, v in others.items() if tf.as_dtype(v.dtype).is_floating}
         self._counters = {name: v for name, v in others.items() if tf.as_dtype(v.dtype).is_integer}
         dtype = _flat_dtype(self._trained, self._buffers)
@@ -71,16 +75,20 @@ class KerasLearner:
         sample = y, self._predict(tf.constant(x), False)
         self._metrics = parts.compile_model(keras, task, self.model, self.optimizer, loss, sample)
         self.layout = Layout(
-            sum(_size(v) for v in self._trained),
-            sum(_size(v) for v in self._buffers.values()),
-            sum(_size(v) for v in self._counters.values()),
+            sum(size_of(v) for v in self._trained),
+            sum(size_of(v) for v in self._buffers.values()),
+            sum(size_of(v) for v in self._counters.values()),
             dtype,
-            NUM_SCORES + sum(_size(v) for metric in self._metrics for v in metric.variables),
+            NUM_SCORES + sum(size_of(v) for metric in self._metrics for v in metric.variables),
         )
         self._dtype = tf.as_dtype(str(dtype).removeprefix("torch."))
-        self.callbacks = KerasCallbacks(partial(task.keras_callbacks, keras), keras, self.model, job, directory)
+        self.callbacks = self.make_callbacks(partial(task.keras_callbacks, keras), keras, self.model, job, directory)
         self._keep_start()
         self._trace()
+
+    def make_callbacks(self, *arguments: Any) -> KerasCallbacks:
+        """The task's callbacks; `arguments` are those of `KerasCallbacks`."""
+        return KerasCallbacks(*arguments)
 
     # ---- training ----
 
@@ -90,7 +98,7 @@ class KerasLearner:
             scores = torch.zeros(self.layout.num_scores, dtype=torch.float64)
             return Shard(torch.zeros(self.layout.size, dtype=self.layout.dtype), counters, scores)
         _seed_states(self._generators, seed)
-        flat, counters, scores = self._shard(x, y, _seed_pair(seed, -1), *self._start)
+        flat, counters, scores = self._shard(x, y, seed_pair(seed, -1), *self._start)
         return Shard(from_dlpack(flat), from_dlpack(counters), from_dlpack(scores))
 
     def apply(self, mean: torch.Tensor, counters: torch.Tensor, lr: float) -> None:
@@ -145,7 +153,7 @@ class KerasLearner:
         gradient, buffers = tf.split(mean, [self.layout.num_parameters, self.layout.num_buffers])
         if self._clip_norm is not None:
             gradient *= tf.minimum(self._clip_norm / (tf.norm(gradient) + 1e-6), 1.0)
-        pieces = tf.split(gradient, [_size(v) for v in self._trained])
+        pieces = tf.split(gradient, [size_of(v) for v in self._trained])
         gradients = [tf.reshape(piece, v.shape) for piece, v in zip(pieces, self._trained, strict=True)]
         if self._decay:
             gradients = [g + self._decay * v.value for g, v in zip(gradients, self._trained, strict=True)]
@@ -174,7 +182,7 @@ class KerasLearner:
 
     @staticmethod
     def _assign(variables: Collection[Any], flat: tf.Tensor) -> None:
-        pieces = tf.split(flat, [_size(v) for v in variables]) if variables else []
+        pieces = tf.split(flat, [size_of(v) for v in variables]) if variables else []
         for variable, piece in zip(variables, pieces, strict=True):
             variable.assign(tf.cast(tf.reshape(piece, variable.shape), variable.dtype))
 
@@ -190,11 +198,9 @@ class KerasLearner:
     def load(self, state: TrainState) -> None:
         buffers = {**self._buffers, **self._counters}
         slots = {name: array for name, array in state.optimizer.items() if not name.startswith(PREFIX)}
-        groups = {
-            "weights": (self._weights, state.weights),
-            "buffers": (buffers, state.buffers),
-            "optimizer state": (self._slots, slots),
-        }
+        groups = {"weights": (self._weights, state.weights), "buffers": (buffers, state.buffers)}
+        if slots:  # weights alone will do where nothing is trained
+            groups["optimizer state"] = (self._slots, slots)
         for what, (variables, found) in groups.items():
             check_names(what, {name: tuple(v.shape) for name, v in variables.items()}, found)
         for variables, found in groups.values():
@@ -296,10 +302,10 @@ def _generators(function: Any, model: Any, known: Iterable[Any]) -> list[Any]:
 
 def _seed_states(states: Iterable[Any], seed: int) -> None:
     for number, state in enumerate(states):
-        state.assign(tf.cast(_seed_pair(seed, number), state.dtype))
+        state.assign(tf.cast(seed_pair(seed, number), state.dtype))
 
 
-def _seed_pair(seed: int, number: int) -> np.ndarray:
+def seed_pair(seed: int, number: int) -> np.ndarray:
     """Two int32 that depend on a shard's seed and the number of the generator in the model."""
     mixed = shard_seed([seed, number])
     return np.array([mixed & 0x7FFFFFFF, mixed >> 31 & 0x7FFFFFFF], np.int32)
@@ -321,7 +327,7 @@ def _flat_dtype(trained: Collection[Any], buffers: Mapping[str, Any]) -> torch.d
     return torch.float64 if dtype == "float64" else torch.float32
 
 
-def _size(variable: Any) -> int:
+def size_of(variable: Any) -> int:
     return int(np.prod(variable.shape))
 
 

@@ -38,6 +38,10 @@ def prepare_process(job: Job) -> None:
             tf.config.set_visible_devices([], "GPU")
         for gpu in gpus if job.scaling.uses_gpu else ():
             tf.config.experimental.set_memory_growth(gpu, True)
+        if job.train.reduction == "fast" and not job.scaling.uses_gpu:
+            # tf.distribute copies a model to each device: without GPUs, a device for each CPU that the worker has.
+            cpus = [tf.config.LogicalDeviceConfiguration()] * max(1, int(job.scaling.resources_per_worker["CPU"]))
+            tf.config.set_logical_device_configuration(tf.config.list_physical_devices("CPU")[0], cpus)
     except RuntimeError as error:
         raise JobError(f"TensorFlow was in use before the worker could set it up: {error}") from None
     if job.train.reduction == "exact":
@@ -64,11 +68,47 @@ def import_keras() -> Any:
     return keras
 
 
-def describe() -> dict[str, str]:
-    """What of this process may change bits: versions, and the GPU that is used."""
+def import_tf_keras() -> Any:
+    """tf_keras, the Keras that tf.distribute works with.
+
+    Raises:
+        JobError: it is missing, or of another release than TensorFlow.
+    """
+    import tensorflow as tf
+
+    try:
+        import tf_keras
+    except ModuleNotFoundError:
+        raise JobError(
+            f"strategy.tf_distribute needs the package tf_keras, which this worker lacks; {INSTALL_TENSORFLOW}"
+        ) from None
+    wanted = tf.__version__.split(".")[:2]
+    if tf_keras.__version__.split(".")[:2] != wanted:
+        raise JobError(
+            f"strategy.tf_distribute needs tf_keras {'.'.join(wanted)} with TensorFlow {tf.__version__}; "
+            f"this worker has {tf_keras.__version__}; pip install 'tf_keras~={'.'.join(wanted)}.0'"
+        )
+    return tf_keras
+
+
+def local_devices() -> list[str]:
+    """The devices that tf.distribute may use in this process: its GPUs, or else its logical CPUs."""
+    import tensorflow as tf
+
+    return [device.name for device in tf.config.list_logical_devices("GPU") or tf.config.list_logical_devices("CPU")]
+
+
+def describe(fast: bool) -> dict[str, str]:
+    """What of this process may change bits: versions, and the GPU that is used.
+
+    Args:
+        fast: tf.distribute is used, and so tf_keras.
+    """
     import keras
     import tensorflow as tf
 
-    gpus = [tf.config.experimental.get_device_details(gpu) for gpu in tf.config.get_visible_devices("GPU")]
     versions = {"tensorflow": tf.__version__, "keras": keras.__version__}
+    if fast:
+        versions["tf_keras"] = import_tf_keras().__version__
+    gpus = [tf.config.experimental.get_device_details(gpu) for gpu in tf.config.get_visible_devices("GPU")]
     return {**versions, **({"gpu": str(gpus[0].get("device_name"))} if gpus else {})}

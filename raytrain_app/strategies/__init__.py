@@ -50,6 +50,10 @@ def membership_kind(job: Job) -> type[Membership]:
         from raytrain_app.strategies.parameter_server.coordinator import Coordinator
 
         return Coordinator
+    if job.uses_tf_distribute:
+        from raytrain_app.strategies.tf_distribute import GroupMembership
+
+        return GroupMembership
     return Membership
 
 

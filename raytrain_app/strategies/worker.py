@@ -142,6 +142,10 @@ def build_learner(job: Job, task: Task, device: torch.device, directory: str | N
         device: for PyTorch.
         directory: URI of the run directory, for a framework's own callbacks; None where nothing is trained.
     """
+    if job.framework == "tensorflow" and job.train.reduction == "fast" and directory is not None:
+        from raytrain_app.learners.tf_distribute import DistributedLearner
+
+        return DistributedLearner(job, task, directory)
     if job.framework == "tensorflow":
         from raytrain_app.learners.keras import KerasLearner
 
@@ -157,7 +161,7 @@ def _kind(job: Job, device: torch.device) -> dict[str, str]:
     if job.framework == "tensorflow":
         from raytrain_app.learners import tensorflow_process
 
-        kind |= tensorflow_process.describe()
+        kind |= tensorflow_process.describe(fast=job.train.reduction == "fast")
     if device.type == "cuda":
         kind["gpu"] = torch.cuda.get_device_name(device)
         kind["cuda"] = str(torch.version.cuda)
