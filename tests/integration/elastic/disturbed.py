@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import threading
@@ -36,16 +37,26 @@ def slow_job(storage: Path, name: str, *, workers: int | str = 2, **changes: Any
     )
 
 
+Action = Callable[["Disturbed"], None]
+
+
 class Disturbed:
-    """A run with actions at steps; each action gets this object and runs in a thread, so that the driver goes on.
+    """A run with actions; each action gets this object and runs in a thread, so that the driver goes on.
+
+    Args:
+        job: what to run.
+        actions: by the step after which they happen.
+        on_event: by (kind, how many of that kind there were), such as ("join", 3).
 
     Attributes:
         pids: process ids of the workers that have joined and are not known to be lost, by worker id.
         events: all events so far.
     """
 
-    def __init__(self, job: Job, actions: dict[int, Callable[[Disturbed], None]]) -> None:
-        self.job, self._actions = job, dict(actions)
+    def __init__(
+        self, job: Job, actions: dict[int, Action] | None = None, on_event: dict[tuple[str, int], Action] | None = None
+    ) -> None:
+        self.job, self._actions, self._on_event = job, dict(actions or {}), dict(on_event or {})
         self.pids: dict[str, int] = {}
         self.events: list[dict[str, Any]] = []
         self._threads: list[threading.Thread] = []
@@ -64,9 +75,10 @@ class Disturbed:
                 thread.join()
 
     def kill(self, *worker_ids: str, number: int = signal.SIGKILL) -> None:
-        """Signals workers."""
+        """Signals workers; those that are gone already are left out."""
         for worker_id in worker_ids:
-            os.kill(self.pids[worker_id], number)
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(self.pids[worker_id], number)
 
     def seen(self, kind: str) -> list[dict[str, Any]]:
         """The events of a kind."""
@@ -80,11 +92,16 @@ class Disturbed:
                 self.pids[event["worker"]] = event["pid"]
             elif event["kind"] in ("worker_lost", "node_lost"):
                 self.pids.pop(event["worker"], None)
+            self._do(self._on_event.pop((event["kind"], len(self.seen(event["kind"]))), None))
         elif update.kind == "step":
             for step in [step for step in self._actions if update.record["step"] >= step]:
-                thread = threading.Thread(target=self._actions.pop(step), args=(self,))
-                thread.start()
-                self._threads.append(thread)
+                self._do(self._actions.pop(step))
+
+    def _do(self, action: Action | None) -> None:
+        if action is not None:
+            thread = threading.Thread(target=action, args=(self,))
+            thread.start()
+            self._threads.append(thread)
 
 
 def kill_actor(name: str) -> None:

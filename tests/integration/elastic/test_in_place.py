@@ -19,7 +19,7 @@ pytestmark = pytest.mark.usefixtures("ray_local")
 @pytest.fixture(scope="module")
 def calm(ray_local: None, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     """The result of the undisturbed run, with one worker."""
-    return Disturbed(slow_job(tmp_path_factory.mktemp("calm"), "calm", workers=1), {}).run()
+    return Disturbed(slow_job(tmp_path_factory.mktemp("calm"), "calm", workers=1)).run()
 
 
 def test_a_killed_worker_and_then_the_leader(tmp_path: Path, calm: dict[str, Any]) -> None:
