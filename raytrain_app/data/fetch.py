@@ -16,6 +16,7 @@ from pathlib import Path
 from filelock import FileLock
 from platformdirs import user_cache_path
 
+from raytrain_app.data.files import shown
 from raytrain_app.data.known import KNOWN, KnownFile
 from raytrain_app.errors import DataError
 
@@ -96,7 +97,7 @@ def fetch_url(url: str, offline: bool, patience: Patience = Patience(), folder: 
         if target.is_file():
             return target
         raise DataError(
-            f"{url} is not in the cache ({place}), and data.offline: true forbids to download it; set it to false once"
+            f"{shown(url)} is not in the cache ({place}), and data.offline: true forbids to download it; set it to false once"
         )
     with _locked(place):
         tag = place / f".{target.name}.etag"
@@ -109,7 +110,7 @@ def fetch_url(url: str, offline: bool, patience: Patience = Patience(), folder: 
                 tag.write_text(found_tag)
         except _MirrorError as error:
             raise DataError(
-                f"{url} cannot be downloaded: {error}; check the address and the network"
+                f"{shown(url)} cannot be downloaded: {error}; check the address and the network"
                 + ("; data.offline: true uses the copy in the cache" if target.is_file() else "")
             ) from None
         finally:

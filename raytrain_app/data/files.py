@@ -95,6 +95,11 @@ def first_line(error: BaseException) -> str:
     return line if len(line) <= 300 else line[:297] + "..."
 
 
+def shown(source: str) -> str:
+    """A path or URI for people: without credentials and options."""
+    return re.sub(r"\?\w+=[^,]*", "", re.sub(r"://[^/@,]*@", "://", source))
+
+
 def find_files(source: str) -> list[File]:
     """The files that a path, a glob, a URI or several of them separated by commas mean, in the order of their names.
 

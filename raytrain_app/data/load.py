@@ -12,6 +12,7 @@ import ray
 
 from raytrain_app.data.blocks import Blocks, Dataset, Split
 from raytrain_app.data.checking import MAX_EXAMPLES, Findings, GoodRows, sha256_of
+from raytrain_app.data.files import shown
 from raytrain_app.data.parts import SPLITS, Batch, Place, Plan, Want
 from raytrain_app.data.reading import ReadBlock, read_parts, to_table
 from raytrain_app.data.rows import check_rows
@@ -37,8 +38,8 @@ def load(job: Job, task: Task) -> Dataset:
         DataError: a file, a row or a column is not what the task expects; the text names it and what to do.
     """
     want = wanted(job.data, task)
-    source = job.data.source or task.default_source
-    generated = task.generate(source)
+    generated = task.generate(job.data.source or task.default_source)
+    source = shown(job.data.source or task.default_source)
     if generated is not None:
         plan, blocks = Plan(), _put(generated, want, source)
     else:

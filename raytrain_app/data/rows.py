@@ -54,7 +54,7 @@ def check_rows(batch: Batch, want: Want, prepare: Prepare | None = None) -> Chec
         )
     bad = dict(batch.bad)
     x = _inputs(raw_x, want, batch, bad)
-    y = _labels(raw_y, want, bad)
+    y = _labels(raw_y, want, batch, bad)
     return Checked(x, y, {row: f"{batch.place.of(row)}: {bad[row]}" for row in sorted(bad)})
 
 
@@ -174,14 +174,14 @@ def _one(value: object, want: Want) -> np.ndarray:
     return array
 
 
-def _labels(raw: np.ndarray, want: Want, bad: dict[int, str]) -> np.ndarray:
+def _labels(raw: np.ndarray, want: Want, batch: Batch, bad: dict[int, str]) -> np.ndarray:
     if want.one_hot:
-        return _one_hot(raw, want, bad)
+        return _one_hot(raw, want, batch, bad)
     if raw.ndim == 2 and raw.shape[1] == 1:
         raw = raw[:, 0]
     if raw.ndim != 1:
         raise DataError(
-            f"the label has {times(raw.shape[1:])} values a row; expected one class number"
+            f"{_where(batch)}: the label has {times(raw.shape[1:])} values a row; expected one class number"
             + ("; if it is one-hot, set data.one_hot: true" if raw.ndim == 2 else "")
         )
     values = raw.astype(np.float64) if raw.dtype.kind in "uifb" else _label_numbers(raw, bad)
@@ -207,10 +207,11 @@ def _label_numbers(raw: np.ndarray, bad: dict[int, str]) -> np.ndarray:
     return numbers
 
 
-def _one_hot(raw: np.ndarray, want: Want, bad: dict[int, str]) -> np.ndarray:
+def _one_hot(raw: np.ndarray, want: Want, batch: Batch, bad: dict[int, str]) -> np.ndarray:
     classes = want.columns.num_classes
     if raw.ndim != 2 or raw.shape[1] != classes or raw.dtype.kind not in "uifb":
-        raise DataError(f"the label has {times(raw.shape[1:])} values a row; expected {classes} numbers with data.one_hot: true")
+        found = f"{times(raw.shape[1:])} values a row of type {raw.dtype}"
+        raise DataError(f"{_where(batch)}: the label has {found}; expected {classes} numbers with data.one_hot: true")
     right = ((raw == 0) | (raw == 1)).all(axis=1) & ((raw == 1).sum(axis=1) == 1)
     for row in np.flatnonzero(~right):
         bad.setdefault(int(row), f"the one-hot label is {raw[row].tolist()}; expected one 1 and zeros")

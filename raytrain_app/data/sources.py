@@ -9,7 +9,7 @@ from collections import defaultdict
 from pathlib import Path
 
 from raytrain_app.data.fetch import cache_folder, fetch_set, fetch_url, is_complete
-from raytrain_app.data.files import File, find_files
+from raytrain_app.data.files import File, find_files, shown
 from raytrain_app.data.formats import FORMATS, images
 from raytrain_app.data.known import KNOWN, existing_folders
 from raytrain_app.data.parts import SPLITS, Plan, Want
@@ -49,7 +49,9 @@ def plan_source(
         plan.parts = tests or [dataclasses.replace(part, split="test") for part in plan.parts]
     elif files is not None and not plan.problems and not any(part.split == "train" for part in plan.parts):
         others = " and ".join(dict.fromkeys(part.split for part in plan.parts))
-        plan.problems.append(f"data.source: {source} has no rows for training" + (f", only for {others}" if others else ""))
+        plan.problems.append(
+            f"data.source: {shown(source)} has no rows for training" + (f", only for {others}" if others else "")
+        )
     return plan
 
 
@@ -110,7 +112,7 @@ def _plan_files(files: list[File], source: str, format_name: str, want: Want) ->
     if len(by_format) > 1:
         counts = ", ".join(f"{name} ({len(members)})" for name, members in sorted(by_format.items()))
         raise DataError(
-            f"data.source: {source} has files of several formats: {counts}; set data.format to one of them, or name files"
+            f"data.source: {shown(source)} has files of several formats: {counts}; set data.format to one of them, or name files"
         )
     if not by_format:
         raise DataError(files[0].nonsense() or _unreadable(files, source))
@@ -121,6 +123,6 @@ def _plan_files(files: list[File], source: str, format_name: str, want: Want) ->
 def _unreadable(files: list[File], source: str) -> str:
     subject = "it is not" if len(files) == 1 else f"none of its {len(files)} files is"
     return (
-        f"data.source: {source}: {subject} of a format that can be read ({', '.join(FORMATS)}); found the first bytes "
+        f"data.source: {shown(source)}: {subject} of a format that can be read ({', '.join(FORMATS)}); found the first bytes "
         f"{files[0].head(8).hex(' ')} in {os.path.basename(files[0].name)}"
     )

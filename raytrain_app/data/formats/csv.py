@@ -27,6 +27,7 @@ _SUFFIXES = (".csv", ".tsv", ".csv.gz", ".tsv.gz")
 class _Sniffed:
     delimiter: str
     header: tuple[str, ...] | None
+    header_lines: int
     width: int
 
     @property
@@ -48,7 +49,7 @@ def plan(files: Sequence[File], want: Want) -> Plan:
     for file in files:
         split = (split_of(file.inside) or "train") if len(files) > 1 else "train"
         try:
-            sniffed = _sniff(file)
+            sniffed = _sniff(file, want)
         except DataError as error:
             plan.problems.append(str(error))
             continue
@@ -78,7 +79,7 @@ def plan(files: Sequence[File], want: Want) -> Plan:
 
 def read(part: Part, want: Want) -> Iterator[Batch]:
     (file,) = part.files
-    sniffed = _sniff(file)
+    sniffed = _sniff(file, want)
     if want.raw:
         yield from _read_own(file, sniffed)
         return
@@ -120,19 +121,18 @@ def _tables(file: File, sniffed: _Sniffed, want: Want, types: dict[str, pa.DataT
         return "skip"
 
     names = [str(place) for place in range(sniffed.width)]
-    header_lines = 0 if sniffed.header is None else 1
     with file.unpacked() as stream:
         if stream.read(len(codecs.BOM_UTF8)) != codecs.BOM_UTF8:
             stream.seek(0)
         reader = pa_csv.open_csv(
             _Ascii(stream),
             pa_csv.ReadOptions(
-                use_threads=False, skip_rows=header_lines, column_names=names, block_size=max(1 << 20, 64 * want.row_size)
+                use_threads=False, skip_rows=sniffed.header_lines, column_names=names, block_size=max(1 << 20, 64 * want.row_size)
             ),
             pa_csv.ParseOptions(delimiter=sniffed.delimiter, ignore_empty_lines=False, invalid_row_handler=wrong_width),
             pa_csv.ConvertOptions(column_types=types, strings_can_be_null=True, check_utf8=False),
         )
-        line = header_lines + 1
+        line = sniffed.header_lines + 1
         for piece in reader:
             lines, line = _line_numbers(line, len(piece), skipped)
             table = pa.table(piece)
@@ -241,13 +241,15 @@ def _read_own(file: File, sniffed: _Sniffed) -> Iterator[Batch]:
     yield Batch(columns, Place(file.name, range(2, 2 + len(table)), "line"))
 
 
-def _sniff(file: File) -> _Sniffed:
+def _sniff(file: File, want: Want) -> _Sniffed:
     """Tells delimiter, header and number of columns by the first line."""
     if nonsense := file.nonsense():
         raise DataError(nonsense)
     with damage(file), file.unpacked() as stream:
-        head = stream.read(_SNIFF_BYTES)
-    line = next((line for line in head.splitlines() if line.strip()), b"").removeprefix(codecs.BOM_UTF8)
+        head = stream.read(_SNIFF_BYTES + 32 * want.row_size)
+    at, line = next(
+        ((at, line) for at, line in enumerate(head.removeprefix(codecs.BOM_UTF8).splitlines()) if line.strip()), (0, b"")
+    )
     try:
         text = line.decode()
     except UnicodeDecodeError:
@@ -257,7 +259,7 @@ def _sniff(file: File) -> _Sniffed:
     delimiter = max(",;\t", key=text.count)
     fields: list[str] = next(csv.reader([text], delimiter=delimiter), [])
     header = tuple(field.strip() for field in fields) if any(not _is_number(field) for field in fields) else None
-    return _Sniffed(delimiter, header, len(fields))
+    return _Sniffed(delimiter, header, at + 1 if header else 0, len(fields))
 
 
 def _is_number(text: str) -> bool:

@@ -178,11 +178,13 @@ def _check_families(pairs: dict[str, dict[str, tuple[File, _Header]]], plan: Pla
         {re.sub(r"(?i)(^|[^a-z0-9])(train|test|t10k|valid\w*|val)(?=[^a-z0-9]|$)", "", key).strip("-._") for key in pairs}
     )
     if len(names) > 1:
-        some_file = next(file.name for pair in pairs.values() for file, _ in pair.values())
-        plan.problems.append(
-            f"found several IDX data sets together: {', '.join(name or '(no name)' for name in names)}; name one of them "
-            f"with a glob, such as {os.path.dirname(some_file)}/*{names[-1]}*"
+        folders = sorted({os.path.dirname(file.name) for pair in pairs.values() for file, _ in pair.values()})
+        way = (
+            f"name one of the folders {', '.join(folders)}"
+            if len(folders) > 1
+            else f"name one with a glob, {folders[0]}/*{names[-1]}*"
         )
+        plan.problems.append(f"found several IDX data sets together: {', '.join(name or '(no name)' for name in names)}; {way}")
 
 
 def _pair(pair: dict[str, tuple[File, _Header]], split: str, want: Want, plan: Plan) -> list[Part]:
@@ -208,7 +210,8 @@ def _pair(pair: dict[str, tuple[File, _Header]], split: str, want: Want, plan: P
         )
         return []
     where = (want.title,) if want.title else ()
-    if images.head(2) == GZIP or labels.head(2) == GZIP or rows == 0:
+    # A part cannot start inside gzipped data, and the checksum of a published file needs all of it.
+    if GZIP in (images.head(2), labels.head(2)) or known.published_name(images.name) or rows == 0:
         return [Part(split, "idx", (images, labels), where=where)]
     step = want.part_rows
     return [Part(split, "idx", (images, labels), first, min(first + step, rows), where) for first in range(0, rows, step)]

@@ -59,6 +59,11 @@ def test_problems_name_the_uri_without_secrets(bucket: fs.FileSystem, options: s
     assert "secret" not in str(error.value)
 
 
+def test_notes_name_the_uri_without_secrets(bucket: fs.FileSystem, options: str) -> None:
+    (note,) = load(make_job(f"s3://key:secret@digits/mnist/train*{options}"), DIGITS).notes
+    assert note == "s3://digits/mnist/train* has no test rows, so there will be no test metrics; data.test_source can name some"
+
+
 def test_nothing_there(bucket: fs.FileSystem, options: str) -> None:
     (problem,) = check(make_job(f"s3://key:secret@digits/nothing{options}"), DIGITS)
     assert problem.startswith(

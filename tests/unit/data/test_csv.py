@@ -58,6 +58,11 @@ def test_a_test_file_without_labels_is_left_out_and_said(tmp_path: Path) -> None
     assert result.notes == [f"{test} has no label column, so it is not used for testing"]
 
 
+def test_blank_lines_before_the_header_are_no_header(tmp_path: Path) -> None:
+    path = save(tmp_path / "a.csv", ["", " ", HEADER, *LINES[:4], "11" + LINES[4][1:], *LINES[5:]])
+    assert scan(path).bad == [f"{path}, line 8: label 11 is not in 0..9"]
+
+
 def test_blank_lines_count_as_lines_and_are_no_rows(tmp_path: Path) -> None:
     lines = [HEADER, "", *LINES[:5], "", "", "10" + LINES[5][1:], *LINES[6:], "", ""]
     path = save(tmp_path / "a.csv", lines)

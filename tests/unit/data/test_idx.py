@@ -67,10 +67,18 @@ def test_several_data_sets_in_one_folder_are_refused_and_a_glob_picks_one(tmp_pa
             write(tmp_path / f"emnist-{name}-{split}-images-idx3-ubyte", idx_bytes(images(20)))
             write(tmp_path / f"emnist-{name}-{split}-labels-idx1-ubyte", idx_bytes(labels(20)))
     assert scan(tmp_path).problem == (
-        f"found several IDX data sets together: emnist-digits, emnist-letters; name one of them with a glob, such as "
-        f"{tmp_path}/*emnist-letters*"
+        f"found several IDX data sets together: emnist-digits, emnist-letters; name one with a glob, {tmp_path}/*emnist-letters*"
     )
     assert set(scan(f"{tmp_path}/*emnist-digits*").rows) == {"train", "test"}
+
+
+def test_several_data_sets_in_one_tree_are_refused_with_their_folders(tmp_path: Path) -> None:
+    for name in ("FashionMNIST", "MNIST"):
+        write_idx(tmp_path / name / "raw")
+    assert scan(tmp_path).problem == (
+        "found several IDX data sets together: FashionMNIST/raw, MNIST/raw; name one of the folders "
+        f"{tmp_path}/FashionMNIST/raw, {tmp_path}/MNIST/raw"
+    )
 
 
 def test_other_value_types(tmp_path: Path) -> None:
