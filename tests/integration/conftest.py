@@ -8,6 +8,8 @@ from pathlib import Path
 import pytest
 import ray
 
+from tests.integration.replicas import Replicas
+
 FASHION_MNIST = Path("/usr/share/datasets/fashion-mnist")
 
 
@@ -17,6 +19,12 @@ def ray_local() -> Iterator[None]:
     ray.init(address="local", num_cpus=4, include_dashboard=False, log_to_driver=False, namespace="raytrain")
     yield
     ray.shutdown()
+
+
+@pytest.fixture(scope="session")
+def replicas(ray_local: None, tmp_path_factory: pytest.TempPathFactory) -> Replicas:
+    """Four processes for many runs."""
+    return Replicas(tmp_path_factory.mktemp("replicas"))
 
 
 @pytest.fixture(scope="session")

@@ -1,0 +1,126 @@
+"""Processes that stay: runs of the real strategy on real Ray actors, without a new pool of workers for each of them.
+
+A run of the program takes some seconds, most of them to start processes. Here the processes are started once a session
+and each takes part in many runs, with the program's own membership, learner, reader and reduction.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+import uuid
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import ray
+import torch
+
+from raytrain_app.data import Dataset, Split, load
+from raytrain_app.elastic.membership import Failure, Mail, Membership
+from raytrain_app.job import Job
+from raytrain_app.storage.checkpoints import CheckpointStore
+from raytrain_app.storage.folder import Folder
+from raytrain_app.strategies.allreduce import AllReduce
+from raytrain_app.strategies.worker import WorkerSpec, _build, reporting
+from raytrain_app.task import load_task
+
+MAX_WORKERS = 4
+LIMIT_S = 120.0
+
+
+class Replica:
+    """A process that acts as one worker of one run after the other."""
+
+    def train(self, spec: WorkerSpec, rank: int) -> None:
+        """What a worker of a pool does."""
+        job = Job.model_validate(spec.job)
+        worker_id = f"0.{rank}-{uuid.uuid4().hex[:6]}"
+        with reporting(spec.membership, worker_id):
+            worker = _build(spec, job, worker_id, torch.device("cpu"))
+            try:
+                AllReduce(worker).run()
+            finally:
+                worker.link.deliver()
+                worker.link.close()
+
+
+@dataclass
+class Outcome:
+    """How a run ended.
+
+    Attributes:
+        directory: where its checkpoints are.
+        metrics: its step and epoch records.
+        events: its events.
+        summaries: one a worker, unless it failed.
+        failure: what ended it, if it failed.
+    """
+
+    directory: Path
+    metrics: list[dict[str, Any]] = field(default_factory=list)
+    events: list[dict[str, Any]] = field(default_factory=list)
+    summaries: list[dict[str, Any]] = field(default_factory=list)
+    failure: Failure | None = None
+
+    @property
+    def summary(self) -> dict[str, Any]:
+        """What all workers say alike; they name themselves beside it."""
+        first, *others = [{k: v for k, v in summary.items() if k != "worker"} for summary in self.summaries]
+        assert all(other == first for other in others)
+        return first
+
+    @property
+    def comparable(self) -> list[dict[str, Any]]:
+        """The metrics without what may differ between equal runs."""
+        return [{k: v for k, v in record.items() if k not in ("time", "workers")} for record in self.metrics]
+
+    def checkpoints(self, job: Job) -> CheckpointStore:
+        """Its checkpoints."""
+        rule = job.checkpoint
+        return CheckpointStore(Folder.open(str(self.directory)).child("checkpoints"), rule.keep, rule.monitor, rule.mode)
+
+
+class Replicas:
+    """As many processes as a test may need.
+
+    Args:
+        folder: where the runs' directories are made.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        actor: Any = ray.remote(Replica)
+        self._actors = [actor.options(num_cpus=0).remote() for _ in range(MAX_WORKERS)]
+        self._folder = folder
+
+    def load(self, job: Job, train: int | None = None, validation: int | None = None, test: int | None = None) -> Dataset:
+        """The job's data, its splits cut to the given numbers of rows."""
+        dataset = load(job, load_task(job.task))
+
+        def cut(split: Split | None, rows: int | None) -> Any:
+            return split and dataclasses.replace(split, ids=split.ids[:rows])
+
+        return dataclasses.replace(
+            dataset, train=cut(dataset.train, train), validation=cut(dataset.validation, validation), test=cut(dataset.test, test)
+        )
+
+    def run(self, job: Job, workers: int, dataset: Dataset, directory: Path | None = None) -> Outcome:
+        """Trains a job on `workers` processes; with the `directory` of another run from its newest checkpoint on."""
+        outcome = Outcome(directory or self._folder / uuid.uuid4().hex[:8])
+        membership: Any = ray.remote(Membership).options(num_cpus=0, max_concurrency=100).remote(workers, -1, 30.0)
+        spec = WorkerSpec(job.model_dump(mode="json"), [ray.put(dataset)], membership, None, str(outcome.directory), 0)
+        ends = [actor.train.remote(spec, rank) for rank, actor in enumerate(self._actors[:workers])]
+        deadline_s = time.monotonic() + LIMIT_S
+        while not outcome.summaries and outcome.failure is None:
+            assert time.monotonic() < deadline_s, "the run does not end"
+            self._take(membership, outcome)
+        ray.get(ends)
+        self._take(membership, outcome)
+        ray.kill(membership)
+        return outcome
+
+    def _take(self, membership: Any, outcome: Outcome) -> None:
+        mail: Mail = ray.get(membership.mail.remote(-1, 0.5))
+        for clock, record in mail.records:
+            (outcome.events if clock is None else outcome.metrics).append(record)
+        outcome.summaries, outcome.failure = mail.summaries, mail.failure
