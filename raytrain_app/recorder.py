@@ -36,7 +36,7 @@ class Recorder:
         self._started_s = time.time()
         self._total_steps = steps_per_epoch(num_rows, job.train.global_batch_size) * job.train.epochs
         earlier = directory.read_metrics()
-        self.recorded = max((clock for record in earlier if (clock := record_clock(record)) is not None), default=-1)
+        self.recorded = max((clock for record in earlier if (clock := record_clock(record)) is not None), default=0)
         self._samples_before = max((record.get("samples", 0) for record in earlier), default=0)
         self._events: list[Record] = list(directory.read_events())
         self._receipts = Receipts([event["receipt"] for event in self._events if "receipt" in event])

@@ -6,6 +6,7 @@ import threading
 import time
 from typing import Any
 
+import ray
 from ray.exceptions import RayError
 
 from raytrain_app.actors import Actor, wait_for
@@ -13,6 +14,8 @@ from raytrain_app.elastic.membership import Signals
 from raytrain_app.elastic.progress import Stopwatch
 from raytrain_app.elastic.roster import Generation, WorkerInfo
 
+FLUSH_S = 15.0
+"""How long a worker waits at the end for the driver to have written everything; a driver that takes longer is gone."""
 SEND_S = 0.2
 """Shortest pause between two deliveries of step records."""
 
@@ -32,8 +35,9 @@ class Link:
         self.membership = membership
         self._generation: Generation | None = None
         self._pending: list[tuple[int, dict[str, Any]]] = []
-        self._sent = -1
+        self._sent = 0
         self._sent_s = 0.0
+        self._delivery: Any = None
         self._closed = threading.Event()
         self._thread = threading.Thread(target=self._listen, name="membership", daemon=True)
         self._thread.start()
@@ -53,17 +57,29 @@ class Link:
         if time.monotonic() - self._sent_s >= SEND_S:
             self.deliver()
 
-    def deliver(self) -> None:
-        """Sends what the membership does not have yet, if this worker leads."""
+    def deliver(self, *, last: bool = False) -> None:
+        """Sends what the membership does not have yet, if this worker leads, or if it is the `last` word; one at a time."""
         self._sent_s = time.monotonic()
         recorded = self.signals.recorded
         self._pending = [(clock, record) for clock, record in self._pending if clock > recorded]
-        if self._generation is None or self._generation.rank != 0:
+        leads = self._generation is not None and self._generation.rank == 0
+        if not (leads or last) or not self._arrived():
             return
         news = [(clock, record) for clock, record in self._pending if clock > self._sent]
         if news:
-            self.membership.record.remote(news)
-            self._sent = news[-1][0]
+            self._delivery = self.membership.record.remote(news)
+
+    def _arrived(self) -> bool:
+        """Whether the delivery under way, if any, has come to an end; then `_sent` is what the membership has."""
+        if self._delivery is not None:
+            if not ray.wait([self._delivery], timeout=0)[0]:
+                return False
+            try:
+                self._sent = wait_for(self._delivery)
+            except RayError:
+                self._sent = self.signals.recorded
+            self._delivery = None
+        return True
 
     def event(self, kind: str, **details: Any) -> None:
         """Sends an event for the run's event log."""
@@ -74,8 +90,12 @@ class Link:
         wait_for(self.membership.leave.remote(self.info.worker_id, self.stopwatch.read()))
 
     def done(self, summary: dict[str, Any]) -> None:
-        """Delivers all records and tells that this worker finished the run."""
-        self.deliver()
+        """Makes sure that the driver has written all records, and tells that this worker finished the run."""
+        deadline_s = time.monotonic() + FLUSH_S
+        written = 0
+        while written < self.clock and time.monotonic() < deadline_s:
+            self.deliver(last=True)
+            written = wait_for(self.membership.written.remote(self.clock))
         wait_for(self.membership.done.remote(self.info.worker_id, summary, self.stopwatch.read()))
 
     def fail(self, message: str, traceback: str = "") -> None:
@@ -99,6 +119,4 @@ class Link:
                 # The actor is being restarted, or the run is over and it is gone: training goes on without it meanwhile.
                 self._closed.wait(0.5)
                 continue
-            if signals.incarnation != self.signals.incarnation:
-                self._sent = signals.recorded
             self.signals, version = signals, signals.version

@@ -55,7 +55,7 @@ class Signals:
     checkpoint: bool = False
     stop: bool = False
     abort: bool = False
-    recorded: int = -1
+    recorded: int = 0
 
 
 @dataclass
@@ -108,7 +108,7 @@ class Membership:
 
     Args:
         initial: workers that the first generation waits for.
-        recorded: clock up to which the run's files already hold step records (a resumed run), else -1.
+        recorded: clock up to which the run's files already hold step records (a resumed run), else 0.
         deadline_s: seconds after which a silent or missing worker is evicted.
     """
 
@@ -123,7 +123,8 @@ class Membership:
         self._stop = self._checkpoint = False
         self._over = False
         self._failure: Failure | None = None
-        self._records: list[Dated] = []
+        self._events: list[dict[str, Any]] = []
+        self._undelivered: list[tuple[int, dict[str, Any]]] = []
         self._summaries: dict[str, dict[str, Any]] = {}
         self._search: asyncio.Task[None] | None = None
         self._watch: asyncio.Task[None] | None = None
@@ -170,14 +171,28 @@ class Membership:
             recorded=self._recorded,
         )
 
-    async def record(self, records: Sequence[Dated]) -> None:
-        """Takes records. Those with a clock (steps and epochs) come from the leader in order, and each is taken once."""
+    async def record(self, records: Sequence[Dated]) -> int:
+        """Takes records. Of those with a clock (steps and epochs) each is taken once and none is passed over.
+
+        Returns:
+            Clock up to which records are here or with the driver; the sender sends again what comes after it.
+        """
         for clock, record in records:
-            if clock is None or clock > self._taken:
-                self._records.append((clock, record))
-                self._taken = self._taken if clock is None else clock
+            if clock is None:
+                self._events.append(record)
+            elif clock == self._taken + 1:
+                self._undelivered.append((clock, record))
+                self._taken = clock
             self._checkpoint = self._checkpoint and record["kind"] != "checkpoint"
         await self._tell_driver()
+        return self._taken
+
+    async def written(self, clock: int) -> int:
+        """Clock up to which the driver has written records, as soon as that is `clock`, else after `POLL_S`."""
+        async with self._changed:
+            with contextlib.suppress(asyncio.TimeoutError):
+                await asyncio.wait_for(self._changed.wait_for(lambda: self._recorded >= clock), POLL_S)
+        return self._recorded
 
     async def leave(self, worker_id: str, seconds: dict[str, float]) -> None:
         """A worker that was asked to leave or park does so, at a step boundary; its next `join` tells it which."""
@@ -211,10 +226,18 @@ class Membership:
             recorded: clock of the last record that the driver has written; workers keep what comes after it.
         """
         self._recorded = max(self._recorded, recorded)
+        self._taken = max(self._taken, recorded)
+        await self._tell_driver()  # and whoever waits in `written`
+        # Kept until the driver says that it has them: an answer may be lost.
+        self._undelivered = [(clock, record) for clock, record in self._undelivered if clock > recorded]
         async with self._changed:
             with contextlib.suppress(asyncio.TimeoutError):
-                await asyncio.wait_for(self._changed.wait_for(lambda: bool(self._records) or self._over), timeout_s)
-        records, self._records = self._records, []
+                await asyncio.wait_for(
+                    self._changed.wait_for(lambda: bool(self._events or self._undelivered) or self._over), timeout_s
+                )
+        events, self._events = self._events, []
+        records: list[Dated] = [*((None, event) for event in events), *self._undelivered]
+        records.sort(key=lambda dated: float(dated[1]["time"]))
         workers = [
             WorkerView(w.info.worker_id, w.info.pool, w.info.node_id, w.info.pid, w.standing, w.clock)
             for w in self._roster.workers.values()
@@ -263,7 +286,7 @@ class Membership:
         return self._roster.standing(Standing.ACTIVE, Standing.WAITING)
 
     def _event(self, kind: str, **details: Any) -> None:
-        self._records.append((None, {"kind": kind, "time": time.time(), **details}))
+        self._events.append({"kind": kind, "time": time.time(), **details})
 
     async def _tell(self) -> None:
         self._version += 1

@@ -90,8 +90,7 @@ class Conductor:
             records = lead.undelivered(orders.recorded)
             news = [(clock, record) for clock, record in records if self._sent < clock <= self._kept_clock]
         if news:
-            wait_for(self._coordinator.record.remote(news))
-            self._sent = news[-1][0]
+            self._sent = wait_for(self._coordinator.record.remote(news))
 
     def _reconcile(self, lead: Lead) -> None:
         """Does again what some server lacks: it was restored, and whoever had pushed it was lost as well.

@@ -101,5 +101,5 @@ def test_a_crash_that_comes_back_at_the_same_step_is_the_tasks(tmp_path: Path) -
     started_s = time.monotonic()
     with pytest.raises(TrainingError, match="died 4 times without a step between"):
         run.run()
-    assert time.monotonic() - started_s < 120
+    assert time.monotonic() - started_s < 300
     assert run.folder.exists("result.json")
