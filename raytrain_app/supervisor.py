@@ -10,10 +10,11 @@ from typing import Any
 
 from raytrain_app.actors import Actor, wait_for
 from raytrain_app.cluster.nodes import Node, ask_autoscaler, living_nodes, room
-from raytrain_app.cluster.spot import ensure_watchers, metadata_host
+from raytrain_app.cluster.spot import ensure_watchers
 from raytrain_app.elastic.membership import Mail, WorkerView
 from raytrain_app.elastic.roster import Standing
 from raytrain_app.errors import ClusterError
+from raytrain_app.google import metadata_host
 from raytrain_app.job import Job
 from raytrain_app.pool import Pool
 from raytrain_app.scaling import Abort, Decision, Park, PoolView, Retire, Settling, Start, Unpark, decide

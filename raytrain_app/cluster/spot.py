@@ -7,12 +7,9 @@ at a step boundary in the seconds that the notice gives.
 from __future__ import annotations
 
 import contextlib
-import os
 import time
-import urllib.request
 from collections.abc import Collection
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import ray
@@ -22,11 +19,10 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from raytrain_app.cluster.nodes import drain_node
 from raytrain_app.errors import ClusterError
+from raytrain_app.google import read_metadata
 
 POLL_S = 1.0
-REQUEST_S = 2.0
 LONGEST_PAUSE_S = 30.0
-PRODUCT_NAME = Path("/sys/class/dmi/id/product_name")
 
 
 @dataclass(frozen=True)
@@ -51,20 +47,6 @@ NOTICES = {
 }
 
 
-def metadata_host() -> str | None:
-    """Address of the metadata server, None where this machine is not one of Compute Engine.
-
-    As Google's own clients do it: GCE_METADATA_HOST names another server, and the firmware tells whose machine it is.
-    """
-    if host := os.environ.get("GCE_METADATA_HOST"):
-        return host
-    try:
-        ours = PRODUCT_NAME.read_text().startswith("Google")
-    except OSError:
-        ours = False
-    return "metadata.google.internal" if ours else None
-
-
 def read_notice(host: str) -> Notice | None:
     """The notice that the metadata server at `host` has for the machine that asks, if there is one.
 
@@ -72,16 +54,9 @@ def read_notice(host: str) -> Notice | None:
         OSError: the server does not answer.
     """
     for (key, value), notice in NOTICES.items():
-        if _metadata(host, key) == value:
+        if read_metadata(host, f"instance/{key}") == value:
             return notice
     return None
-
-
-def _metadata(host: str, key: str) -> str:
-    url = f"http://{host}/computeMetadata/v1/instance/{key}"
-    direct = urllib.request.build_opener(urllib.request.ProxyHandler({}))  # a proxy would answer for its own machine
-    with direct.open(urllib.request.Request(url, headers={"Metadata-Flavor": "Google"}), timeout=REQUEST_S) as response:
-        return str(response.read().decode().strip())
 
 
 class SpotWatcher:
@@ -119,7 +94,7 @@ def ensure_watchers(watchers: dict[str, ActorHandle[Any]], node_ids: Collection[
     Args:
         watchers: those running, by node id; changed by this call and kept by the caller for the next.
         node_ids: nodes to watch. The driver's own is left out: a run does not outlive it, so a drain would gain nothing.
-        host: from `metadata_host()`; without one there is nothing to watch.
+        host: from `google.metadata_host()`; without one there is nothing to watch.
     """
     wanted = set(node_ids) - {ray.get_runtime_context().get_node_id()} if host else set[str]()
     for node_id in watchers.keys() - wanted:
