@@ -97,7 +97,7 @@ class Supervisor:
         if mail.incarnation != self._incarnation:  # a restarted membership has forgotten what it was asked
             self._incarnation = mail.incarnation
             wait_for(self._membership.rearrange.remote(retire=sorted(self._retiring)))
-        ensure_watchers(self._watchers, {pool.node_id for pool in self._pools.values()}, self._metadata_host)
+        ensure_watchers(self._watchers, {str(pool.node_id) for pool in self._pools.values()}, self._metadata_host)
         places = sum(room(node.resources, self._job.scaling.resources_per_worker) for node in nodes if not node.draining)
         wish = most if places < most else 0
         if wish != self._asked:
@@ -130,7 +130,7 @@ class Supervisor:
         views = [
             PoolView(
                 number=pool.number,
-                node_id=pool.node_id,
+                node_id=str(pool.node_id),
                 size=pool.size,
                 present=counts[pool.number, False],
                 parked=counts[pool.number, True],

@@ -115,9 +115,10 @@ class _Watched:
 
     def first_step(self, after_s: float, workers: int | None = None) -> tuple[float, int, int]:
         """The first step after a time, with that many workers if given."""
-        return self.until(
+        found: tuple[float, int, int] = self.until(
             lambda: next((s for s in list(self.steps) if s[0] > after_s and workers in (None, s[2])), None), "the next step"
         )
+        return found
 
     def pause(self, after_s: float, workers: int) -> float:
         """The gap between the first step with another number of workers and the one before it."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import os
 import signal
 import subprocess
@@ -40,7 +41,7 @@ class StockRun:
         command = [sys.executable, "-m", __name__, self._nodes.address, str(self._folder)]
         with (self._folder / "output").open("wb") as output:
             process = subprocess.Popen(command, stdout=output, stderr=output, stdin=subprocess.DEVNULL)
-        ray.init(address=self._nodes.address, namespace=NAMESPACE, log_to_driver=False, logging_level="ERROR")
+        ray.init(address=self._nodes.address, namespace=NAMESPACE, log_to_driver=False, logging_level=logging.ERROR)
         try:
             workers = 1 if event == "node_joins" else 2
             self._until(lambda: sum(row[2] == workers for row in self._rows()) > 2 * CHECKPOINT_STEPS)
@@ -85,7 +86,7 @@ class StockRun:
 
 def train_loop(config: dict[str, Any]) -> None:
     """A step of `STEP_S`, a checkpoint every `CHECKPOINT_STEPS`, and a line for each step of rank 0."""
-    import ray.train
+    import ray.train.torch
     import torch
 
     torch.set_num_threads(1)
@@ -114,8 +115,8 @@ def train_loop(config: dict[str, Any]) -> None:
 
 def main(address: str, folder: str) -> None:
     """Trains until it is ended."""
-    from ray.train import FailureConfig, RunConfig, ScalingConfig
-    from ray.train.torch import TorchTrainer
+    from ray.train.v2.api.config import FailureConfig, RunConfig, ScalingConfig
+    from ray.train.v2.torch.torch_trainer import TorchTrainer
 
     ray.init(address=address, log_to_driver=False)
     TorchTrainer(

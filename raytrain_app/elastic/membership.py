@@ -133,7 +133,7 @@ class Membership:
 
     async def join(self, info: WorkerInfo, clock: int) -> Generation | None:
         """Waits for the next generation. Called by a worker that is in none; None means that the run is over for it."""
-        if self._over or self._known_gone(info.worker_id) or info.pool in self._roster.retired:
+        if self._over_for(info.worker_id) or info.pool in self._roster.retired:
             return None
         if info.worker_id not in self._roster.workers:
             self._event("join", worker=info.worker_id, pool=info.pool, node=info.node_id, pid=info.pid, computes_on=info.kind)
@@ -141,8 +141,8 @@ class Membership:
         self._places.pop(info.worker_id, None)
         await self._step_forward()
         async with self._changed:
-            await self._changed.wait_for(lambda: info.worker_id in self._places or self._over or self._known_gone(info.worker_id))
-        return self._places.get(info.worker_id) if not self._over else None
+            await self._changed.wait_for(lambda: info.worker_id in self._places or self._over_for(info.worker_id))
+        return None if self._over_for(info.worker_id) else self._places[info.worker_id]
 
     async def signals(self, info: WorkerInfo, generation: int, clock: int, version: int, seconds: dict[str, float]) -> Signals:
         """The signals for a worker, as soon as they differ from `version`, else after `POLL_S`. Each call is a heartbeat.
@@ -167,7 +167,7 @@ class Membership:
             leave=worker is not None and worker.leaving,
             checkpoint=self._checkpoint,
             stop=self._stop,
-            abort=self._over or self._known_gone(info.worker_id),
+            abort=self._over_for(info.worker_id),
             recorded=self._recorded,
         )
 
@@ -274,9 +274,10 @@ class Membership:
 
     # ---- inside ----
 
-    def _known_gone(self, worker_id: str) -> bool:
+    def _over_for(self, worker_id: str) -> bool:
+        """Whether the run is over, or at least for this worker."""
         worker = self._roster.workers.get(worker_id)
-        return worker is not None and worker.standing is Standing.GONE
+        return self._over or (worker is not None and worker.standing is Standing.GONE)
 
     def _seconds(self) -> dict[str, float]:
         lifetimes = [worker.seconds for worker in self._roster.workers.values()]

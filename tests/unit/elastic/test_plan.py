@@ -25,7 +25,9 @@ def test_shards_cut_a_batch_without_loss_and_evenly(num_rows: int, num_shards: i
 def test_every_shard_has_one_owner_by_the_stated_rule(sizes: tuple[int, int]) -> None:
     num_shards, world_size = sizes
     for rank in range(world_size):
-        assert list(owned_shards(rank, world_size, num_shards)) == [v for v in range(num_shards) if v * world_size // num_shards == rank]
+        assert list(owned_shards(rank, world_size, num_shards)) == [
+            v for v in range(num_shards) if v * world_size // num_shards == rank
+        ]
 
 
 @given(shards_and_workers)
@@ -50,7 +52,11 @@ def test_seeds_differ_between_neighbours() -> None:
 
 @pytest.mark.parametrize(
     ("schedule", "expected"),
-    [("constant", [0.5, 1.0, 1.0, 1.0]), ("linear", [0.5, 1.0, 1.0, 0.75]), ("cosine", [0.5, 1.0, 1.0, 0.5 + math.sqrt(0.5) / 2])],
+    [
+        ("constant", [0.5, 1.0, 1.0, 1.0]),
+        ("linear", [0.5, 1.0, 1.0, 0.75]),
+        ("cosine", [0.5, 1.0, 1.0, 0.5 + math.sqrt(0.5) / 2]),
+    ],
 )
 def test_learning_rate_warms_up_and_decays(schedule: str, expected: list[float]) -> None:
     rates = [learning_rate(schedule, 1.0, step, 6, warmup_steps=2) for step in range(4)]

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import math
 import multiprocessing
 import os
 import signal
 import socket
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -43,7 +45,7 @@ def digests(rank: int, world_size: int) -> list[str]:
         for layout in LAYOUTS:
             reducer = Reducer(rank, world_size, num_shards, layout, 3, torch.device("cpu"))
             for _ in range(2):
-                total = reducer.reduce(lambda v, layout=layout: make_shard(layout, v), 64, num_shards, [rank, 0, 1])
+                total = reducer.reduce(functools.partial(make_shard, layout), 64, num_shards, [rank, 0, 1])
             assert total.flags == [world_size - 1, 0, 1]
             content = total.mean.numpy().tobytes() + total.counters.numpy().tobytes() + repr((total.loss, total.correct)).encode()
             found.append(hashlib.sha256(content).hexdigest())
@@ -107,10 +109,14 @@ def test_a_dead_peer_is_told_apart_from_an_error_in_a_shard(tmp_path: Path) -> N
     assert (tmp_path / "lost").exists()
     reducer = Reducer(0, 1, 2, Layout(100, 0, 0), 1, torch.device("cpu"))
     with pytest.raises(RuntimeError, match="shapes"):
-        reducer.reduce(lambda _: (_ for _ in ()).throw(RuntimeError("mat1 and mat2 shapes")), 2, 2, [0])  # type: ignore[arg-type]
+        reducer.reduce(raise_shapes, 2, 2, [0])
 
 
-ADVERSARIAL = {
+def raise_shapes(number: int) -> Shard:
+    raise RuntimeError("mat1 and mat2 shapes cannot be multiplied")
+
+
+ADVERSARIAL: dict[str, Callable[[np.random.Generator, int], np.ndarray]] = {
     "mixed magnitudes": lambda rng, n: rng.normal(size=n) * 10.0 ** rng.integers(-37, 38, n),
     "subnormal": lambda rng, n: rng.normal(size=n) * 1e-41,
     "huge": lambda rng, n: rng.uniform(-1, 1, n) * 3.4e38,
