@@ -50,7 +50,7 @@ def export(
         from raytrain_app.inference.trained import load_trained
 
         trained = load_trained(folder, checkpoint, on_cpu=True)
-        path = out or Path(f"{trained.job.name}{FORMATS[to.value].suffix}")
+        path = out or Path(f"{trained.job.name}{FORMATS[to.value].suffix or '-saved_model'}")
         x, _ = read_split(trained.job, trained.task, "test", source)
         proof = export(trained, to.value, path, x)
     for message in trained.messages:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from raytrain_app.cli.run import Debug
-from raytrain_app.errors import StorageError
+from raytrain_app.errors import RaytrainError, StorageError
 
 if TYPE_CHECKING:
     from raytrain_app.storage.folder import Folder
@@ -34,7 +34,11 @@ def tensorboard(
     """
     from tensorboard.program import TensorBoard, TensorBoardServerException
 
+    from raytrain_app.cli.quiet import quiet_libraries
+
     folder = _find(run)
+    if folder.exists("job.yaml"):
+        _preview(folder, debug)
     with ExitStack() as stack:
         path = folder.local_path
         if path is None:
@@ -43,7 +47,8 @@ def tensorboard(
         board = TensorBoard()
         board.configure(argv=["raytrain", "--logdir", str(path), "--host", host, "--port", str(port)])
         try:
-            url = board.launch()
+            with quiet_libraries(debug=debug):
+                url = board.launch()
         except TensorBoardServerException as error:
             raise StorageError(f"TensorBoard cannot listen on {host}:{port}: {error}; choose another --port") from None
         typer.echo(f"TensorBoard shows {folder.at('')} at {url} until Ctrl-C")
@@ -61,6 +66,21 @@ def _find(run: str) -> Folder:
         if not any(folder.child(name).exists("job.yaml") for name in folder.list()):
             raise
         return folder
+
+
+def _preview(folder: Folder, debug: bool) -> None:
+    """Adds images and graph, once. TensorBoard is of use without them, where there is no checkpoint yet or no data here."""
+    from raytrain_app.cli.quiet import quiet_libraries
+
+    with quiet_libraries(debug=debug) as terminal:
+        from raytrain_app.inference.preview import FILE, write_preview
+        from raytrain_app.inference.trained import load_trained
+
+        if not folder.exists(FILE):
+            try:
+                write_preview(load_trained(folder, on_cpu=True), folder)
+            except RaytrainError as error:
+                typer.echo(f"without example images and graph: {error}", file=terminal)
 
 
 def _copy_until_closed(folder: Folder, path: Path, stack: ExitStack) -> None:
