@@ -19,7 +19,7 @@ def find_problems(job: Job, task: Task) -> list[str]:
     """Every problem with the job's model and data that shows without Ray, as sentences that name the key."""
     from raytrain_app import data
 
-    return [*framework_problems(job), *model_problems(job, task), *data.check(job, task)]
+    return [*framework_problems(job), *tracker_problems(job), *model_problems(job, task), *data.check(job, task)]
 
 
 def framework_problems(job: Job) -> Iterator[str]:
@@ -30,6 +30,13 @@ def framework_problems(job: Job) -> Iterator[str]:
     missing = [name for name in needed if importlib.util.find_spec(name) is None]
     if missing:
         yield f"framework: tensorflow needs {' and '.join(missing)}, not installed here; {INSTALL_TENSORFLOW}"
+
+
+def tracker_problems(job: Job) -> Iterator[str]:
+    """Trackers whose packages are not installed here."""
+    for name in job.trackers:
+        if importlib.util.find_spec(name) is None:
+            yield f"trackers: {name} needs the package {name}, which is not installed here; pip install 'raytrain-app[{name}]'"
 
 
 def storage_problems(job: Job) -> Iterator[str]:

@@ -143,6 +143,7 @@ class Recorder:
         record = self._result(summaries[0] if len(hashes) == 1 else without, error)
         self.event("finish", status=record["status"])
         self._directory.write_result(record)
+        self._update(Update("result", "", record))
         if self._tensorboard is not None:
             self._tensorboard.close()
         if len(hashes) > 1:

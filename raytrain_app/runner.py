@@ -28,6 +28,7 @@ from raytrain_app.errors import ClusterError, Interrupted, JobError, RaytrainErr
 from raytrain_app.group_supervisor import GroupSupervisor
 from raytrain_app.job import Job
 from raytrain_app.recorder import Recorder
+from raytrain_app.report.listeners import listening
 from raytrain_app.report.updates import Update
 from raytrain_app.session import ray_session
 from raytrain_app.storage.audit import write_rows
@@ -81,7 +82,7 @@ def run(job: Job, *, resume: bool = False, address: str | None = None, on_update
         raise JobError("\n".join(problems))
     directory = RunDirectory.reopen(job) if resume else RunDirectory.reserve(job)
     update(Update("phase", "starting Ray"))
-    with ray_session(address):
+    with ray_session(address), listening(job, directory.uri, update) as update:
         size = wait_for_capacity(job, lambda text: update(Update("note", text)))
         update(Update("phase", "reading data"))
         dataset = load(job, task)

@@ -33,6 +33,8 @@ def ray_session(address: str | None) -> Iterator[None]:
     if os.getcwd() not in sys.path:
         sys.path.insert(0, os.getcwd())  # Ray hands the driver's path to the workers, so that they find the user's task
     target = address or os.environ.get("RAY_ADDRESS") or "local"
+    if target != "local":
+        os.environ.setdefault("RAY_TRAIN_ENABLE_STATE_TRACKING", "1")  # shows the pools in the dashboard's Train tab
     try:
         ray.init(address=target, namespace=NAMESPACE, include_dashboard=False if target == "local" else None, log_to_driver=False)
     except (ConnectionError, RuntimeError, ValueError) as error:

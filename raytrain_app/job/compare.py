@@ -8,7 +8,10 @@ from typing import Any
 from raytrain_app.job.model import Job
 
 # Sections and keys that a resumed run may change freely: where it runs, how it is watched, where it is kept.
-FREE = ("name", "storage", "scaling", "checkpoint", "failure", "audit", "tensorboard", "data.offline", "data.allow_modified")
+FREE = (
+    *("name", "storage", "scaling", "checkpoint", "failure", "audit", "tensorboard", "trackers"),
+    *("data.offline", "data.allow_modified"),
+)
 
 
 def result_differences(old: Job, new: Job) -> list[str]:

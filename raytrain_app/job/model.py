@@ -65,6 +65,12 @@ def _betas(value: Any) -> Any:
     return tuple(value)
 
 
+def _names(value: Any) -> Any:
+    if not isinstance(value, list | tuple):
+        raise PydanticCustomError("names", "a list of names, such as [mlflow]")
+    return tuple(value)
+
+
 def _default_name(name: str) -> BeforeValidator:
     """So that `--set optimizer.lr=0.1` needs no `name` where the file has no such section."""
     return BeforeValidator(lambda raw: {"name": name, **raw} if isinstance(raw, dict) else raw)
@@ -339,6 +345,7 @@ class Job(Section):
     storage: Annotated[str, AfterValidator(_storage_uri)] = "runs"
     audit: bool = False
     tensorboard: bool = True
+    trackers: Annotated[tuple[Literal["mlflow", "wandb"], ...], BeforeValidator(_names)] = ()
 
     @model_validator(mode="after")
     def _check_rules(self) -> Self:

@@ -13,13 +13,13 @@ class Update:
 
     Attributes:
         kind: "phase" is what the run is doing now ("starting 2 workers"); "note" something worth knowing once (a warning);
-            "step" and "epoch" carry a line of metrics.jsonl; "event" carries a line of events.jsonl.
+            "step" and "epoch" carry a line of metrics.jsonl, "event" one of events.jsonl, "result" the content of result.json.
         text: a sentence for people. Empty for steps, epochs and events that only machines care for.
-        record: the line of metrics.jsonl or events.jsonl; else empty. Lines of metrics also have "total_steps", the steps of
-            the whole run. "step" counts the steps applied since the run began and "epoch" starts at 1; "samples" are those
-            applied since the run began; "time" is in seconds since 1970.
+        record: the line of metrics.jsonl or events.jsonl, or result.json; else empty. Lines of metrics also have "total_steps",
+            the steps of the whole run. "step" counts the steps applied since the run began and "epoch" starts at 1; "samples"
+            are those applied since the run began; "time" is in seconds since 1970.
     """
 
-    kind: Literal["phase", "step", "epoch", "event", "note"]
+    kind: Literal["phase", "step", "epoch", "event", "note", "result"]
     text: str = ""
     record: Mapping[str, Any] = field(default_factory=dict)
