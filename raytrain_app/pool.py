@@ -44,16 +44,22 @@ class InPlaceTensorflowConfig(BackendConfig):
         return InPlaceBackend
 
 
-class GroupTensorflowConfig(BackendConfig):
+class GroupBackend(Backend):
     """Ray's own backend for tf.distribute, which tells each worker of the others in TF_CONFIG."""
+
+    def on_start(self, worker_group: Any, backend_config: BackendConfig) -> None:
+        # Ray's module imports TensorFlow, for which the driver has no use: this runs in the controller.
+        from ray.train.tensorflow.config import TensorflowConfig
+
+        TensorflowConfig().backend_cls().on_start(worker_group, backend_config)
+
+
+class GroupTensorflowConfig(BackendConfig):
+    """Of a group of workers that all end when one is lost."""
 
     @property
     def backend_cls(self) -> type[Backend]:
-        # Imports TensorFlow, so it waits until the controller asks for it.
-        from ray.train.tensorflow.config import TensorflowConfig
-
-        backend: type[Backend] = TensorflowConfig().backend_cls
-        return backend
+        return GroupBackend
 
 
 class Abortable(DataParallelTrainer):

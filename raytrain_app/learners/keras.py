@@ -83,7 +83,6 @@ class KerasLearner:
         )
         self._dtype = tf.as_dtype(str(dtype).removeprefix("torch."))
         self.callbacks = self.make_callbacks(partial(task.keras_callbacks, keras), keras, self.model, job, directory)
-        self._keep_start()
         self._trace()
 
     def make_callbacks(self, *arguments: Any) -> KerasCallbacks:
@@ -98,12 +97,11 @@ class KerasLearner:
             scores = torch.zeros(self.layout.num_scores, dtype=torch.float64)
             return Shard(torch.zeros(self.layout.size, dtype=self.layout.dtype), counters, scores)
         _seed_states(self._generators, seed)
-        flat, counters, scores = self._shard(x, y, seed_pair(seed, -1), *self._start)
+        flat, counters, scores = self._shard(x, y, seed_pair(seed, -1))
         return Shard(from_dlpack(flat), from_dlpack(counters), from_dlpack(scores))
 
     def apply(self, mean: torch.Tensor, counters: torch.Tensor, lr: float) -> None:
         self._apply(mean.numpy(), counters.numpy(), lr)
-        self._keep_start()
 
     def evaluate(self, x: np.ndarray, y: np.ndarray) -> torch.Tensor:
         _seed_states(self._evaluation_generators, 0)
@@ -113,29 +111,26 @@ class KerasLearner:
         _seed_states(self._evaluation_generators, 0)
         return np.asarray(self._predict(tf.constant(x), False), np.float32)
 
-    def _keep_start(self) -> None:
-        """Notes the buffers from which all shards of the next step start."""
-        self._start = _flatten(self._buffers.values(), self._dtype), _flatten(self._counters.values(), tf.int64)
-
     def _trace(self) -> None:
         """Traces the functions once, for any number of rows, and finds out what randomness they use."""
         columns = self._task.columns
         x, y = tf.TensorSpec((None, *columns.shape), columns.dtype), tf.TensorSpec((None,), tf.int64)
-        start = [tf.TensorSpec(part.shape, part.dtype) for part in self._start]
-        self._shard = tf.function(self._shard_step).get_concrete_function(x, y, tf.TensorSpec((2,), tf.int32), *start)
+        self._shard = tf.function(self._shard_step).get_concrete_function(x, y, tf.TensorSpec((2,), tf.int32))
         self._evaluate = tf.function(self._score_rows).get_concrete_function(x, y)
-        mean, counters = tf.TensorSpec((self.layout.size,), self._dtype), start[1]
+        mean, counters = tf.TensorSpec((self.layout.size,), self._dtype), tf.TensorSpec((self.layout.num_counters,), tf.int64)
         self._apply = tf.function(self._apply_step).get_concrete_function(mean, counters, tf.TensorSpec((), tf.float32))
         known = [*self._weights.values(), *self._buffers.values(), *self._counters.values(), *self.model.metrics_variables]
         self._generators = _generators(self._shard, self.model, known)
         self._evaluation_generators = _generators(self._evaluate, self.model, known)
 
-    def _shard_step(
-        self, x: tf.Tensor, y: tf.Tensor, seed: tf.Tensor, *start: tf.Tensor
-    ) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
-        """One shard: its flat summed gradient and buffers, its counters, its scores."""
-        self._assign(self._buffers.values(), start[0])
-        self._assign(self._counters.values(), start[1])
+    def _shard_step(self, x: tf.Tensor, y: tf.Tensor, seed: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
+        """One shard: its flat summed gradient and buffers, its counters, its scores.
+
+        The model's buffers are as before when it ends: the next shard starts from them too, and a step that comes to nothing
+        leaves no trace.
+        """
+        buffers = [*self._buffers.values(), *self._counters.values()]
+        before = [tf.identity(v.value) for v in buffers]
         variables = [v.value for v in self._trained]
         with tf.GradientTape() as tape:
             outputs = self._predict(x, True, seed)
@@ -143,7 +138,10 @@ class KerasLearner:
         gradients = tape.gradient(loss, variables, unconnected_gradients=tf.UnconnectedGradients.ZERO)
         flat = [tf.reshape(tf.convert_to_tensor(gradient), [-1]) for gradient in gradients]
         flat += [tf.reshape(v.value, [-1]) for v in self._buffers.values()]
-        return tf.concat(flat, 0), _flatten(self._counters.values(), tf.int64), self._scores(y, outputs, loss)
+        result = tf.concat(flat, 0), _flatten(self._counters.values(), tf.int64), self._scores(y, outputs, loss)
+        for variable, value in zip(buffers, before, strict=True):
+            variable.assign(value)
+        return result
 
     def _score_rows(self, x: tf.Tensor, y: tf.Tensor) -> tf.Tensor:
         outputs = self._predict(x, False)
@@ -207,7 +205,6 @@ class KerasLearner:
             for name, variable in variables.items():
                 variable.assign(found[name])
         self.callbacks.load({name: array for name, array in state.optimizer.items() if name.startswith(PREFIX)})
-        self._keep_start()
 
     def weights(self) -> Arrays:
         return _read(self._weights)
@@ -225,7 +222,6 @@ class KerasLearner:
     def load_flat(self, vector: torch.Tensor, counters: torch.Tensor) -> None:
         self._assign([*self._trained, *self._buffers.values()], tf.constant(vector.numpy()))
         self._assign(self._counters.values(), tf.constant(counters.numpy()))
-        self._keep_start()
 
 
 def build_model(keras: Any, task: Task, job: Job) -> Any:
@@ -234,17 +230,23 @@ def build_model(keras: Any, task: Task, job: Job) -> Any:
     Raises:
         JobError: it is no model of `keras`.
     """
-    policy = "mixed_bfloat16" if job.train.precision == "bf16" else keras.config.dtype_policy()
+    policy = keras.config.dtype_policy()
     keras.utils.clear_session(free_memory=False)  # names of layers count from the start in every process
-    keras.config.set_dtype_policy(policy)
     keras.utils.set_random_seed(shard_seed([job.train.seed]) & 0xFFFFFFFF)
-    model = task.keras_model(keras, job.model.name, task.models[job.model.name](**job.model.options))
-    if not isinstance(model, keras.Model):
-        found = f"{type(model).__module__}.{type(model).__name__}"
-        raise JobError(f"keras_model: returned a {found}; expected a model built with the argument keras, here {keras.__name__}")
-    if not model.built:
-        rows = task.keras_inputs(tf.zeros((1, *task.columns.shape), task.columns.dtype))
-        model(keras.KerasTensor((None, *rows.shape[1:]), rows.dtype.name), training=True)  # symbolic: changes no statistics
+    keras.config.set_dtype_policy("mixed_bfloat16" if job.train.precision == "bf16" else policy)
+    try:
+        model = task.keras_model(keras, job.model.name, task.models[job.model.name](**job.model.options))
+        if not isinstance(model, keras.Model):
+            found = f"{type(model).__module__}.{type(model).__name__}"
+            raise JobError(
+                f"keras_model: returned a {found}; expected a model built with the argument keras, here {keras.__name__}"
+            )
+        if not model.built:
+            rows = task.keras_inputs(tf.zeros((1, *task.columns.shape), task.columns.dtype))
+            # Symbolic, so that statistics stay as they are.
+            model(keras.KerasTensor((None, *rows.shape[1:]), rows.dtype.name), training=True)
+    finally:
+        keras.config.set_dtype_policy(policy)
     return model
 
 

@@ -34,6 +34,8 @@ HOOKS = (
     "on_test_end",
 )
 ALIASES = {"on_train_batch_begin": "on_batch_begin", "on_train_batch_end": "on_batch_end"}
+NOT_CARRIED = ("params", "model", "_model", "min_delta")
+"""Attributes that every leader gets anew. Keras turns the sign of `min_delta` when it finds out which way a metric improves."""
 REFUSED = {
     "BackupAndRestore": "raytrain run --resume goes on from the run's own checkpoints",
     "SwapEMAWeights": "validation runs on all workers, and only the leader's weights would be swapped",
@@ -183,19 +185,15 @@ def _has_own(keras: Any, callback: Any, hook: str) -> bool:
 
 
 def _kept(callback: Any) -> dict[str, Any]:
-    """The attributes that can travel: plain values and arrays."""
-    skipped = ("params", "model", "_model", "validation_data")
-    return {
-        name: value for name, value in vars(callback).items() if name not in skipped and (_is_plain(value) or _is_array(value))
-    }
+    """The attributes that can travel, copied: plain values and arrays."""
+    own = {name: value for name, value in vars(callback).items() if name not in NOT_CARRIED}
+    return {name: _python(value) for name, value in own.items() if _is_plain(value) or _is_array(value)}
 
 
 def _changed(callback: Any, fresh: Mapping[str, Any]) -> dict[str, Any]:
     """Those that are no longer as they were when training began here; what is, a new leader's callback has by itself."""
-    now = {name: _python(value) for name, value in _kept(callback).items()}
-    attributes = {
-        name: value for name, value in now.items() if _is_array(value) or name not in fresh or value != _python(fresh[name])
-    }
+    now = _kept(callback)
+    attributes = {name: value for name, value in now.items() if _is_array(value) or name not in fresh or value != fresh[name]}
     return {"class": type(callback).__name__, "attributes": attributes}
 
 

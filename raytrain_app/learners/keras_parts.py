@@ -144,13 +144,6 @@ def _job_optimizer(keras: Any, job: Job) -> Any:
 
 
 def _refuse_optimizer(name: str, config: Mapping[str, Any], lr: float | None) -> None:
-    if isinstance(config.get("learning_rate"), dict):
-        raise JobError(f"keras_optimizer: {name} has a schedule of its own; use optimizer.schedule of the job, or a callback")
-    if lr is not None and np.float32(config["learning_rate"]) != np.float32(lr):
-        raise JobError(
-            f"keras_optimizer: {name} has learning rate {config['learning_rate']:g}, but optimizer.lr of the job is {lr:g}; "
-            "build it with the argument lr"
-        )
     for key, why in {
         "use_ema": "averaged weights would be used at the end of `fit`, which does not run",
         "loss_scale_factor": "gradients are exact without it",
@@ -158,6 +151,13 @@ def _refuse_optimizer(name: str, config: Mapping[str, Any], lr: float | None) ->
     }.items():
         if config.get(key):
             raise JobError(f"keras_optimizer: {name} with {key} is not available: {why}")
+    if isinstance(config["learning_rate"], dict):
+        raise JobError(f"keras_optimizer: {name} has a schedule of its own; use optimizer.schedule of the job, or a callback")
+    if lr is not None and np.float32(config["learning_rate"]) != np.float32(lr):
+        raise JobError(
+            f"keras_optimizer: {name} has learning rate {config['learning_rate']:g}, but optimizer.lr of the job is {lr:g}; "
+            "build it with the argument lr"
+        )
 
 
 def _refuse_if_not_additive(metric: Any, y: tf.Tensor, outputs: tf.Tensor) -> None:

@@ -174,7 +174,6 @@ class DistributedLearner(KerasLearner):
         """The Keras 3 model takes over what was trained."""
         for name, ours in self.named.items():
             ours.assign(self._read_twin(name))
-        self._keep_start()
 
     def push(self) -> None:
         """All replicas take over the Keras 3 model."""

@@ -93,21 +93,20 @@ class TorchLearner:
         self._flat.zero_()
         if len(y) == 0:
             return Shard(self._flat, self._zero_counters, torch.zeros(NUM_SCORES, dtype=torch.float64, device=self.device))
-        if self._buffers or self._counters:
-            self._write(self._buffers, self._start[0])
-            self._write(self._counters, self._start[1])
+        self._reset_buffers()
         seed_generators(seed)
         scores = self._backward(self.model, x, y, 1.0)
         if self._buffers:
             self._flat[self.layout.num_parameters :] = self._read(self._buffers)
-        return Shard(self._flat, self._read(self._counters), scores)
+        counters = self._read(self._counters)
+        self._reset_buffers()  # a step that comes to nothing leaves no trace
+        return Shard(self._flat, counters, scores)
 
     def apply(self, mean: torch.Tensor, counters: torch.Tensor, lr: float) -> None:
         self._flat.copy_(mean)
         if self._buffers or self._counters:
             self._start = mean[self.layout.num_parameters :].clone(), counters.to(self.device)
-            self._write(self._buffers, self._start[0])
-            self._write(self._counters, self._start[1])
+            self._reset_buffers()
         self._update(lr)
 
     def connect(self, world_size: int) -> None:
@@ -128,8 +127,6 @@ class TorchLearner:
             # The task's code and the collectives raise the same error: a step that fails without the group is the task's.
             self._ddp = None
             self.shard(x, y, seed)
-            self._write(self._buffers, self._start[0])
-            self._write(self._counters, self._start[1])
             raise PeerLost(str(error)) from error
 
     def fast_apply(self, lr: float) -> None:
@@ -252,10 +249,15 @@ class TorchLearner:
             if self._buffers or self._counters:
                 buffers = vector[self.layout.num_parameters :]
                 self._start = buffers.to(self.device, copy=True), counters.to(self.device, copy=True)
-                self._write(self._buffers, self._start[0])
-                self._write(self._counters, self._start[1])
+                self._reset_buffers()
 
     # ---- buffers ----
+
+    def _reset_buffers(self) -> None:
+        """Gives the model the buffers from which the shards of the step start."""
+        if self._buffers or self._counters:
+            self._write(self._buffers, self._start[0])
+            self._write(self._counters, self._start[1])
 
     def _read(self, buffers: Sequence[_Buffer]) -> torch.Tensor:
         if not buffers:

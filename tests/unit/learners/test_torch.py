@@ -371,3 +371,12 @@ def test_an_error_in_the_tasks_code_is_not_taken_for_a_lost_peer() -> None:
     learner.connect(1)
     with pytest.raises(RuntimeError, match="shapes do not match"):
         learner.fast_shard(*rows(4), 0, 4)
+
+
+def test_a_step_that_comes_to_nothing_leaves_no_trace() -> None:
+    """Its peers died: what a newcomer then gets is the state before it."""
+    learner = make_learner(normed)
+    train(learner, 2)
+    before = learner.state().to_bytes()
+    learner.shard(*rows(6), seed=1)
+    assert learner.state().to_bytes() == before
