@@ -17,6 +17,7 @@ import pyarrow as pa
 from pyarrow import fs
 
 from raytrain_app.errors import DataError
+from raytrain_app.google import lacks_credentials
 
 GZIP = b"\x1f\x8b"
 # Scheme, credentials, bucket and path (which may be a glob), options.
@@ -128,6 +129,8 @@ def _remote(uri: str) -> list[File]:
     scheme, user, path, options = (match[group] or "" for group in ("scheme", "user", "path", "options"))
     pattern = bool(re.search(r"[*?\[]", path))
     root = re.split(r"[*?\[]", path)[0].rpartition("/")[0] if pattern else path.rstrip("/")
+    if lack := lacks_credentials(uri):
+        raise DataError(f"{scheme}{path} cannot be listed: {lack}")
     try:
         filesystem, root = fs.FileSystem.from_uri(f"{scheme}{user}{root}{options}")
         info = filesystem.get_file_info(root)

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from raytrain_app.errors import StorageError
+from raytrain_app.google import account
 
 DENIED = (
     "ACCESS_DENIED",
@@ -131,7 +132,7 @@ def explained(doing: str, where: str) -> Iterator[None]:
         yield
     except (OSError, ValueError, NotImplementedError) as error:  # pyarrow's errors are OSError and ValueError
         reason = " ".join((error.strerror if isinstance(error, OSError) and error.strerror else str(error)).split())
-        raise StorageError(f"cannot {doing} {where} from {_who()}: {shown(reason[:400])}; {_advice(error)}") from error
+        raise StorageError(f"cannot {doing} {where} from {_who(where)}: {shown(reason[:400])}; {_advice(error)}") from error
 
 
 def is_denied(error: Exception) -> bool:
@@ -144,7 +145,9 @@ def is_missing(error: Exception) -> bool:
     return isinstance(error, FileNotFoundError) or any(word in str(error) for word in MISSING)
 
 
-def _who() -> str:
+def _who(where: str) -> str:
+    if where.startswith("gs://") and (name := account()) is not None:
+        return f"host {socket.gethostname()} as {name}"
     try:
         user: Any = getpass.getuser()
     except (KeyError, OSError):  # a container may run as a user that has no name

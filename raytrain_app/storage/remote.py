@@ -7,17 +7,23 @@ import threading
 import time
 import uuid
 from collections.abc import Callable, Mapping
+from contextlib import suppress
+from datetime import timedelta
 from functools import cached_property
 from pathlib import Path
 from typing import Any, TypeVar
 
 from pyarrow import fs
 
-from raytrain_app.storage.folder import Folder, explained, is_denied, is_missing
+from raytrain_app.errors import StorageError
+from raytrain_app.google import lacks_credentials
+from raytrain_app.storage.folder import Folder, explained, is_denied, is_missing, shown
 
 T = TypeVar("T")
 DEADLINE_S = 120.0
 """Longest time for one operation with all its retries, an upload among them."""
+CLIENT_RETRY = timedelta(seconds=5)
+"""How long Google's client tries again by itself."""
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.5, 8.0
 
 
@@ -74,15 +80,17 @@ class RemoteFolder(Folder):
         return bool(kind != fs.FileType.NotFound)
 
     def files(self) -> Mapping[str, int]:
+        selector = fs.FileSelector(self._key(""), recursive=True, allow_not_found=True)
         start = len(self._key("")) + 1
         return {
             info.path[start:]: info.size
-            for info in self._below(recursive=True)
+            for info in self._persist("list", "", lambda: self._store.get_file_info(selector))
             if info.type == fs.FileType.File and info.path[start:]
         }
 
     def list(self) -> list[str]:
-        return sorted(info.base_name for info in self._below(recursive=False))
+        # Asked for one level only, pyarrow leaves out folders that are there by their files alone, as all are in gs://.
+        return sorted({path.partition("/")[0] for path in self.files()})
 
     def delete(self, path: str) -> None:
         def remove() -> None:
@@ -90,7 +98,9 @@ class RemoteFolder(Folder):
             if kind == fs.FileType.File:
                 self._store.delete_file(self._key(path))
             elif kind == fs.FileType.Directory:
-                self._store.delete_dir(self._key(path))
+                # On gs:// it misses a file for the folder itself, after it has deleted all that is in it.
+                with suppress(FileNotFoundError):
+                    self._store.delete_dir(self._key(path))
 
         self._persist("delete", path, remove)
 
@@ -101,17 +111,15 @@ class RemoteFolder(Folder):
 
     @cached_property
     def _store(self) -> Any:
+        if lack := lacks_credentials(self.uri):
+            raise StorageError(f"cannot use {shown(self.uri)}: {lack}")
         store = fs.FileSystem.from_uri(self.uri)[0]
+        # From a URI, pyarrow lets S3's client try ten times, and Google's for a quarter of an hour, before they say a word, which
+        # can hold up the program's end. Less can be set only where a file system is made from options, as unpickling does.
+        make, (options,) = store.__reduce__()
         if isinstance(store, fs.S3FileSystem):
-            # From a URI, pyarrow lets S3's client try ten times before it says a word, which can hold up the program's end.
-            # Few tries can be set only where a file system is made from options, which is what unpickling does.
-            make, (options,) = store.__reduce__()
-            store = make({**options, "retry_strategy": fs.AwsStandardS3RetryStrategy(max_attempts=2)})
-        return store
-
-    def _below(self, *, recursive: bool) -> Any:
-        selector = fs.FileSelector(self._key(""), recursive=recursive, allow_not_found=True)
-        return self._persist("list", "", lambda: self._store.get_file_info(selector))
+            return make({**options, "retry_strategy": fs.AwsStandardS3RetryStrategy(max_attempts=2)})
+        return make({**options, "retry_time_limit": CLIENT_RETRY})
 
     def _key(self, path: str) -> str:
         folder = self._path.partition("://")[2].rpartition("@")[2]

