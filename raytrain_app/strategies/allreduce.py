@@ -86,6 +86,12 @@ class AllReduce:
 
     def run(self) -> None:
         """Trains until the run is over for this worker."""
+        try:
+            self._go_through_generations()
+        finally:  # whatever the end, a checkpoint under way is finished
+            self._saver.drain()
+
+    def _go_through_generations(self) -> None:
         failures = 0
         while (generation := self.link.join()) is not None:
             group = Group(generation, self._worker.rendezvous, 2 * self.job.failure.heartbeat_s, self.learner.device)
@@ -101,7 +107,6 @@ class AllReduce:
                 self.link.stopwatch.switch("idle", book="redone")
             finally:
                 group.close()
-        self._saver.drain()
 
     def _train(self, group: Group) -> bool:
         """Trains in one generation. True when this worker is done, False when another generation is to be formed."""
