@@ -21,6 +21,7 @@ from raytrain_app.cli.control import scale, status, stop
 from raytrain_app.cli.drill import drill
 from raytrain_app.cli.evaluate import evaluate
 from raytrain_app.cli.export import export
+from raytrain_app.cli.grafana import grafana
 from raytrain_app.cli.init import init
 from raytrain_app.cli.listing import list_runs
 from raytrain_app.cli.predict import predict
@@ -58,7 +59,7 @@ def _options(
 
 
 _running = (init, check, run, submit, status, watch, scale, stop, list_runs)
-_using = (report, compare, tensorboard, evaluate, predict, export, audit, drill)
+_using = (report, compare, tensorboard, grafana, evaluate, predict, export, audit, drill)
 for _command in (*_running, *_using):
     app.command(_command.__name__.removesuffix("_runs"))(_command)
 app.add_typer(data_commands.app, name="data")

@@ -22,7 +22,7 @@ PACKAGES = {"mlflow": "mlflow", "wandb": "wandb"}
 """The package that each tracker needs; the extra of the same name brings it."""
 EVERY_S = 1.0
 """Shortest time between two steps that a tracker gets."""
-CLOSE_S = 30.0
+CLOSE_S = 15.0
 """How long the end of a run waits for a tracker."""
 PLACE = ("kind", "epoch", "step", "time", "total_steps")
 
