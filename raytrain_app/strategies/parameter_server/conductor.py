@@ -162,8 +162,8 @@ class Conductor:
             status = "early_stopped" if progress.stopped_early else "finished" if done else "stopped"
         if self._lacking(lead) != set():
             return False
-        if self._sent < progress.clock:
-            return True
+        if orders.recorded < progress.clock:  # the driver has not written everything yet
+            return self._kept_clock < progress.clock
         self._finishing = self._evaluator.finish.remote(status)
         return False
 

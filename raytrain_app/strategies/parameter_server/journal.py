@@ -31,6 +31,7 @@ class Journal:
         self.progress = progress or Progress()
         self.records: list[Numbered] = []
         self._early: dict[int, list[list[Outcome]]] = {}
+        self._told_s = 0.0
 
     def add(self, epoch: int, outcomes: Sequence[Outcome], workers: int) -> None:
         """A step of `epoch` (from 0) is done.
@@ -74,13 +75,14 @@ class Journal:
 
     def to_json(self) -> dict[str, Any]:
         early = {str(epoch): [[asdict(o) for o in step] for step in steps] for epoch, steps in self._early.items()}
-        return {"progress": self.progress.to_json(), "records": [list(record) for record in self.records], "early": early}
+        return {"progress": self.progress.to_json(), "records": self.records, "early": early, "told_s": self._told_s}
 
     @classmethod
     def from_json(cls, job: Job, values: Mapping[str, Any]) -> Journal:
         """Reads what `to_json` wrote."""
         journal = cls(job, Progress.from_json(values["progress"]))
         journal.records = [(clock, record) for clock, record in values["records"]]
+        journal._told_s = values["told_s"]
         journal._early = {
             int(epoch): [[Outcome(**outcome) for outcome in step] for step in steps] for epoch, steps in values["early"].items()
         }
@@ -88,5 +90,7 @@ class Journal:
 
     def _record(self, kind: str, values: Mapping[str, Any]) -> None:
         progress = self.progress
+        # Steps that were held back are told later than they were done, and lines are in the order of their times.
+        self._told_s = max(self._told_s, values["time"])
         where = {"kind": kind, "epoch": progress.epoch + (kind == "step"), "step": progress.step, "samples": progress.samples}
-        self.records.append((progress.clock, {**where, **values}))
+        self.records.append((progress.clock, {**where, **values, "time": self._told_s}))
