@@ -84,6 +84,7 @@ def save_svg(figure: Figure, title: str, hover: dict[str, Any] | None = None) ->
     text = text[text.index("<svg") :]
     text = re.sub(r"<metadata>.*?</metadata>|<style.*?</style>|<!--.*?-->", "", text, flags=re.DOTALL)
     text = re.sub(r"font: ([\d.]+)px [^;\"]*", r"font-size: \1px", text)
+    text = re.sub(r"font-family: [^;\"]*;? ?", "", text)
     size = re.search(r'viewBox="[^"]*"', text)
     assert size is not None
     data = f" data-hover='{_attribute(json.dumps(hover, separators=(',', ':')))}'" if hover else ""

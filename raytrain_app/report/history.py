@@ -119,17 +119,17 @@ def smooth(x: np.ndarray, y: np.ndarray, points: int = 400, share: float = 0.02)
 
 
 def thin(x: np.ndarray, y: np.ndarray, points: int = 800) -> tuple[np.ndarray, np.ndarray]:
-    """The same line to the eye with at most `points` points: the lowest and the highest of each stretch stay."""
+    """The same line to the eye with at most `points` points (4 or more): ends and extremes of each stretch stay."""
     known = np.isfinite(y)
     x, y = x[known], y[known]
     if len(y) <= points:
         return x, y
-    edges = np.linspace(0, len(y), points // 2 + 1).astype(np.int64)
+    edges = np.linspace(0, len(y), (points - 2) // 2 + 1).astype(np.int64)
     keep = {0, len(y) - 1}
     for first, last in itertools.pairwise(edges):
         keep.add(int(first + np.argmin(y[first:last])))
         keep.add(int(first + np.argmax(y[first:last])))
-    at = np.array(sorted(keep))[:points]
+    at = np.array(sorted(keep))
     return x[at], y[at]
 
 

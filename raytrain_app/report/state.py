@@ -44,6 +44,7 @@ class RunState:
         members: workers that there were, the newest last.
         worker_seconds: lifetimes of all workers, added up by what they went into.
         disruptions: receipts.
+        servers: the newest line about the parameter servers, where there are any.
         checkpoint: step of the newest checkpoint.
         result: the content of result.json, None while the run has not ended.
     """
@@ -70,6 +71,7 @@ class RunState:
     members: list[Member] = field(default_factory=list)
     worker_seconds: dict[str, float] = field(default_factory=dict)
     disruptions: list[dict[str, Any]] = field(default_factory=list)
+    servers: dict[str, Any] | None = None
     checkpoint: int | None = None
     result: dict[str, Any] | None = None
 
@@ -159,6 +161,7 @@ def summed_up(job: Job, directory: str, summary: Summary) -> RunState:
         updated=summary.updated,
         members=[replace(member) for member in summary.members.values()],
         disruptions=list(summary.disruptions),
+        servers=dict(summary.servers) if summary.servers is not None else None,
         checkpoint=summary.checkpoint,
     )
 
@@ -221,9 +224,19 @@ def _rows(state: RunState) -> Iterator[tuple[str, str]]:
         for member in state.members:
             if member.state in ("training", "waiting", "parked"):
                 yield "", f"{member.worker} on {member.node[:8]}, pid {member.pid}: {member.state}"
+    if state.servers is not None:
+        yield "servers", _servers(state.servers)
     if state.disruptions:
         pause_s = sum(receipt["paused_s"] for receipt in state.disruptions)
         yield "disruptions", f"{len(state.disruptions)}, paused {duration(pause_s)} in all"
     if state.checkpoint is not None:
         yield "checkpoint", f"step {state.checkpoint:,}"
     yield "run directory", state.directory
+
+
+def _servers(line: Mapping[str, Any]) -> str:
+    """The newest line about the parameter servers, for people."""
+    return (
+        f"{line['servers']}, {line['rounds_per_s']:,.0f} gradients a second that missed {line['staleness_median']} (median) to "
+        f"{line['staleness_max']} updates; {line['refused']:,} refused, {line['returned']:,} taken back, {line['lost']:,} lost"
+    )

@@ -47,11 +47,15 @@ class Summary:
         self.members: dict[str, Member] = {}
         self.disruptions: list[dict[str, Any]] = []
         self.checkpoint: int | None = None
+        self.servers: Record | None = None
         self._steps_per_epoch: int | None = None
         self._recent: list[Record] = []
 
     def add(self, metrics: Iterable[Record], events: Iterable[Record]) -> None:
         for record in metrics:
+            if record["kind"] == "servers":
+                self.servers = record
+                continue
             self.step, self.samples, self.workers = record["step"], record["samples"], record["workers"]
             self._heard(record["time"])
             if record["kind"] == "epoch":
