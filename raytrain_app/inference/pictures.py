@@ -83,7 +83,7 @@ def _is_image(columns: Columns) -> bool:
 def _opened(data: bytes) -> Image.Image:
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore", Image.DecompressionBombWarning)
+            warnings.simplefilter("ignore")
             image = Image.open(io.BytesIO(data), formats=FORMATS)
             if image.width * image.height > MOST_PIXELS:
                 raise BadPictureError(f"unpacks to {image.width:,} x {image.height:,} pixels; expected at most {MOST_PIXELS:,}")
@@ -91,6 +91,8 @@ def _opened(data: bytes) -> Image.Image:
             return image
     except BadPictureError:
         raise
+    except Image.DecompressionBombError:
+        raise BadPictureError(f"unpacks to far more pixels than the {MOST_PIXELS:,} that are expected at most") from None
     except Exception as error:  # Pillow's decoders raise anything from SyntaxError to struct.error for damaged files
         reason = " ".join(str(error).split())[:120] or type(error).__name__
         if "cannot identify" in reason:
