@@ -135,13 +135,13 @@ def _array(data: bytes) -> np.ndarray:
 
 
 def _converted(array: np.ndarray, columns: Columns) -> tuple[np.ndarray, list[str]]:
-    """The same values in the columns' dtype; floats from 0 to 1 are taken for shares of 255 where pixels are bytes."""
+    """The same values in the columns' dtype; values from 0 to 1 are taken for shares of 255 where pixels are bytes."""
     if not np.isfinite(array).all():
         raise BadPictureError("has values that are not finite")
     if columns.dtype != "uint8":
         return array.astype(columns.dtype), []
     low, high = (float(array.min()), float(array.max())) if array.size else (0.0, 0.0)
-    if array.dtype.kind == "f" and low >= 0 and high <= 1 and not np.isin(array, (0.0, 1.0)).all():
+    if low >= 0 and 0 < high <= 1:
         return np.round(array * 255).astype(np.uint8), ["values from 0 to 1 multiplied by 255"]
     if low < 0 or high > 255:
         raise BadPictureError(f"has values from {low:g} to {high:g}; expected 0 to 255, or 0 to 1")
@@ -162,7 +162,7 @@ def _fit(image: Image.Image, columns: Columns, pictures: Pictures, invert: Inver
     if colours:
         x = _scaled(np.asarray(image.convert("RGB")), height, width, done)
     else:
-        if image.mode != "L":
+        if image.mode != "L" and np.ptp(np.asarray(image), axis=2).any():
             done.append("colour to grey")
         x = _light_on_dark(np.asarray(image.convert("L")), pictures, invert, done)
         if x.shape != (height, width):
