@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import contextlib
 import tempfile
 import threading
 from collections.abc import Callable
 from typing import Any
 
 import ray
+from ray.exceptions import RayActorError
 from ray.train import Result
 from ray.train.backend import Backend, BackendConfig
 from ray.train.torch import TorchConfig
 from ray.train.v2._internal.constants import get_env_vars_to_propagate
 from ray.train.v2._internal.execution.controller import TrainController
+from ray.train.v2._internal.execution.worker_group import WorkerGroupPollStatus
 from ray.train.v2.api.config import FailureConfig, RunConfig, ScalingConfig
 from ray.train.v2.api.data_parallel_trainer import DataParallelTrainer
 from ray.train.v2.tensorflow.tensorflow_trainer import TensorflowTrainer
@@ -62,6 +65,21 @@ class GroupTensorflowConfig(BackendConfig):
         return GroupBackend
 
 
+class InPlaceController(TrainController):
+    """Ray Train's controller, for workers that die together.
+
+    Before it replaces a worker, it asks all that it believes alive to drop their reports; when one of those has died too, the
+    call fails, and with it the whole run. So all that are known to be dead are given up first.
+    """
+
+    def _replace_bad_workers(self, poll_status: WorkerGroupPollStatus) -> None:
+        for index in poll_status.failing_replica_group_indices:
+            self._worker_group._replica_groups[index].shutdown()
+        # One more may have died since the poll: then the next poll, half a second later, tells of all of them.
+        with contextlib.suppress(RayActorError):
+            super()._replace_bad_workers(poll_status)
+
+
 class Abortable(DataParallelTrainer):
     """A trainer that can be ended from outside.
 
@@ -73,7 +91,7 @@ class Abortable(DataParallelTrainer):
 
     def _initialize_and_run_controller(self, **arguments: Any) -> Result:
         options = {"max_restarts": 0, "max_task_retries": 0, "runtime_env": {"env_vars": get_env_vars_to_propagate()}}
-        self.controller = start_here(TrainController, options=options, **arguments)
+        self.controller = start_here(InPlaceController, options=options, **arguments)
         wait_for(self.controller.run.remote())
         result: Result = wait_for(self.controller.get_result.remote())
         return result

@@ -20,6 +20,8 @@ from raytrain_app.pool import Pool
 from raytrain_app.scaling import Abort, Decision, Park, PoolView, Retire, Settling, Start, Unpark, decide
 
 CAPACITY_POLL_S = 0.5
+POOL_FAILURES = 5
+"""Pools that Ray Train may give up on in a run, for errors of its own; each time another pool takes its place."""
 
 
 @dataclass(frozen=True)
@@ -73,6 +75,7 @@ class Supervisor:
         self._pools: dict[int, Pool] = {}
         self._started = 0
         self._retiring: set[int] = set()
+        self._failures = 0
         self._settling = Settling()
         self._asked = 0
         self._incarnation = ""
@@ -87,7 +90,7 @@ class Supervisor:
             most: workers that should train if there is room.
 
         Raises:
-            ClusterError: Ray Train gave up on a pool.
+            ClusterError: Ray Train gave up on too many pools.
         """
         self._bury()
         nodes = living_nodes()
@@ -120,7 +123,10 @@ class Supervisor:
             if pool.ended():
                 del self._pools[number]
                 if pool.error is not None:
-                    raise ClusterError(f"Ray Train gave up on pool {number}: {' '.join(str(pool.error).split())}")
+                    self._failures += 1
+                    if self._failures > POOL_FAILURES:
+                        reason = " ".join(str(pool.error).split())
+                        raise ClusterError(f"Ray Train gave up on {self._failures} worker pools, the last time since: {reason}")
 
     def _decide(self, nodes: Sequence[Node], workers: Sequence[WorkerView], most: int) -> list[Decision]:
         alive = frozenset(node.node_id for node in nodes)
