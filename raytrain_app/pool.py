@@ -73,8 +73,9 @@ class InPlaceController(TrainController):
     """
 
     def _replace_bad_workers(self, poll_status: WorkerGroupPollStatus) -> None:
+        groups: Any = self._worker_group
         for index in poll_status.failing_replica_group_indices:
-            self._worker_group._replica_groups[index].shutdown()
+            groups._replica_groups[index].shutdown()
         # One more may have died since the poll: then the next poll, half a second later, tells of all of them.
         with contextlib.suppress(RayActorError):
             super()._replace_bad_workers(poll_status)
