@@ -33,7 +33,7 @@ from raytrain_app.report.updates import Update
 from raytrain_app.session import ray_session
 from raytrain_app.storage.audit import write_rows
 from raytrain_app.storage.rundir import RunDirectory
-from raytrain_app.strategies import Services, membership_kind, start_services, train_body
+from raytrain_app.strategies import Services, membership_kind, prepare_resume, start_services, train_body
 from raytrain_app.strategies.worker import NO_POOL, WorkerSpec
 from raytrain_app.supervisor import PoolBody, Supervisor, wait_for_capacity
 from raytrain_app.task import load_task
@@ -44,7 +44,9 @@ MAIL_S = 0.5
 START_S = 60.0
 """How long worker processes may take to start where there is room for them, however short `scaling.wait_s` is."""
 CLOSE_S = 20.0
-"""How long workers have to return after the run is over, before they are ended."""
+"""How long workers have to return after the run has failed, before they are ended: a checkpoint may be under way."""
+LAST_S = 5.0
+"""The same after a run that came to its end: those that count have said goodbye, others may only just be starting."""
 
 
 @dataclass
@@ -91,6 +93,8 @@ def run(job: Job, *, resume: bool = False, address: str | None = None, on_update
         with directory.writing(dataset.fingerprint), _interrupts() as interrupted:
             if job.audit:
                 write_rows(directory.ledger, dataset.train.ids)
+            if resume:
+                prepare_resume(job, directory)
             recorder = Recorder(job, len(dataset.train), directory, update)
             record = _train(job, dataset, directory, recorder, size, interrupted)
     if record["status"] == "stopped":
@@ -122,7 +126,7 @@ def _train(
         last: Mail = wait_for(membership.mail.remote(recorder.recorded, 0.0))  # what workers told while they ended
         recorder.take(last, {node.node_id for node in living_nodes()})
     record = recorder.finish(summaries, outcome)
-    supervisor.close(CLOSE_S)
+    supervisor.close(LAST_S)
     services.close()
     ray.kill(membership)
     ray.kill(vault)
@@ -156,7 +160,7 @@ def _listen(
         for request in recorder.requests():
             stop = stop or request["kind"] == "stop"
             if request["kind"] == "scale":
-                limits = request["least"], min(request["most"], job.num_shards)
+                limits = request["least"], min(request["most"], job.most_workers)
                 recorder.event("scale", least=limits[0], most=limits[1])
             elif request["kind"] == "servers":
                 services.scale(request["servers"])

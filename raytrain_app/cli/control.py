@@ -5,11 +5,15 @@ from __future__ import annotations
 import json
 import time
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from raytrain_app.errors import ClusterError, JobError
+
+if TYPE_CHECKING:
+    from raytrain_app.job import Job
+    from raytrain_app.job.model import Workers
 
 
 def runs_here(incomplete: str) -> list[str]:
@@ -49,32 +53,52 @@ def status(
 
 def scale(
     run: Run,
-    workers: Annotated[str, typer.Argument(metavar="N|MIN..MAX", help="How many workers the run may have now.")],
+    workers: Annotated[
+        str | None, typer.Argument(metavar="N|MIN..MAX", help="How many workers the run may have now.", show_default=False)
+    ] = None,
+    servers: Annotated[
+        int | None, typer.Option(min=1, help="How many parameter servers the run has now.", show_default=False)
+    ] = None,
     storage: Storage = "runs",
 ) -> None:
-    """Change how many workers a running job has; nothing restarts.
+    """Change how many workers or parameter servers a running job has; nothing restarts.
 
     Example: [bold]raytrain scale mnist-torch 1..8[/bold]
     """
+    from raytrain_app.storage.requests import Request, find_run
+    from raytrain_app.storage.rundir import RunDirectory
+
+    if (workers is None) == (servers is None):
+        raise JobError("found nothing to change, or two things; expected N, MIN..MAX or --servers N")
+    folder = find_run(run, storage)
+    job = RunDirectory.open(folder.uri).read_job()
+    if workers is not None:
+        limits = _limits(workers, job)
+        _ask(folder, Request(kind="scale", least=limits.min, most=limits.max))
+        typer.echo(f"{job.name} may have {limits} workers now; `raytrain status {run}` shows who trains")
+    elif servers is not None:
+        if job.strategy.name != "parameter_server":
+            raise JobError(f"--servers: {job.name} has no parameter servers; its strategy is {job.strategy.name}")
+        _ask(folder, Request(kind="servers", servers=servers))
+        typer.echo(f"{job.name} will have {servers} servers as soon as no gradient is under way")
+
+
+def _limits(workers: str, job: Job) -> Workers:
+    """What the user wrote, if the run can have so many workers."""
     from pydantic import ValidationError
 
     from raytrain_app.job.model import Workers
-    from raytrain_app.storage.requests import Request, find_run
-    from raytrain_app.storage.rundir import RunDirectory
 
     try:
         limits = Workers.model_validate(int(workers) if workers.isdecimal() else workers)
     except ValidationError:
         raise JobError(f"N|MIN..MAX: found {workers!r}; expected a number of at least 1, or min..max such as 1..4") from None
-    folder = find_run(run, storage)
-    job = RunDirectory.open(folder.uri).read_job()
-    if limits.max > job.num_shards:
+    if limits.max > job.most_workers:
         raise JobError(
-            f"at most {job.num_shards} workers can share a batch of this run, whose job says train.virtual_shards: "
+            f"at most {job.most_workers} workers can share a batch of this run, whose job says train.virtual_shards: "
             f"{job.train.virtual_shards}; it cannot be changed while the run goes on"
         )
-    _ask(folder, Request(kind="scale", least=limits.min, most=limits.max))
-    typer.echo(f"{job.name} may have {limits} workers now; `raytrain status {run}` shows who trains")
+    return limits
 
 
 def stop(run: Run, storage: Storage = "runs") -> None:

@@ -20,6 +20,21 @@ def shard_rows(num_rows: int, num_shards: int, shard: int) -> slice:
     return slice(num_rows * shard // num_shards, num_rows * (shard + 1) // num_shards)
 
 
+def filled_shards(num_rows: int, num_shards: int) -> int:
+    """Shards that get rows in a training batch: all, if that gives each of them two rows at least, else fewer."""
+    return min(num_shards, max(1, num_rows // 2))
+
+
+def training_rows(num_rows: int, num_shards: int, shard: int) -> slice:
+    """Rows of `shard` in a training batch: as `shard_rows`, but never a single one unless the batch has no more.
+
+    Layers that normalize over the rows, such as BatchNorm, cannot train on one row. A small last batch is therefore cut
+    into fewer parts, which the first shards get.
+    """
+    filled = filled_shards(num_rows, num_shards)
+    return shard_rows(num_rows, filled, shard) if shard < filled else slice(num_rows, num_rows)
+
+
 def owned_shards(rank: int, world_size: int, num_shards: int) -> range:
     """Shards of worker `rank`: the contiguous `v` with `v * world_size // num_shards == rank`."""
     first = -(-rank * num_shards // world_size)

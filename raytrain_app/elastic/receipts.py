@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 CLASSES = ("useful", "redone", "starting", "idle")
-CAUSES = ("node_lost", "worker_lost", "drain", "leave", "join")
+CAUSES = ("node_lost", "server_lost", "worker_lost", "drain", "leave", "join")
 """Events that make a new generation, the one to name first where several happen at once."""
 
 Seconds = Mapping[str, float]
@@ -57,6 +57,9 @@ class Receipts:
             receipt = self._close(self._open, record, seconds)
             self.given.append(receipt)
             self._open, self._resumed = None, None
+        elif self._open is not None:  # a step from before it, whose record came later than the event
+            opened = self._open
+            opened.last_step_time_s, opened.last_step, opened.last_samples = record["time"], record["step"], record["samples"]
         self._last = dict(record)
         return receipt
 

@@ -17,7 +17,7 @@ import torch
 import torch.distributed as dist
 
 from raytrain_app.elastic.group import collective
-from raytrain_app.elastic.plan import Node, children, cover, owned_shards, shard_rows
+from raytrain_app.elastic.plan import Node, children, cover, owned_shards, training_rows
 
 NUM_SCORES = 2
 """Scores that every task has: sum of the losses and number of rows predicted correctly."""
@@ -158,7 +158,7 @@ class Reducer:
     def _row_counts(self, num_rows: int) -> list[int]:
         """Rows of each worker's shards in a batch."""
         num_shards = self.root[1]
-        ends = [[shard_rows(num_rows, num_shards, s) for s in (nodes[0][0], nodes[-1][1] - 1)] for nodes in self.covers]
+        ends = [[training_rows(num_rows, num_shards, s) for s in (nodes[0][0], nodes[-1][1] - 1)] for nodes in self.covers]
         return [last.stop - first.start for first, last in ends]
 
     def _add_up(

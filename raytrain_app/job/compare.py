@@ -10,7 +10,7 @@ from raytrain_app.job.model import Job
 # Sections and keys that a resumed run may change freely: where it runs, how it is watched, where it is kept.
 FREE = (
     *("name", "storage", "scaling", "checkpoint", "failure", "audit", "tensorboard", "trackers"),
-    *("data.offline", "data.allow_modified"),
+    *("data.offline", "data.allow_modified", "strategy.servers", "strategy.server_cpus"),
 )
 
 

@@ -233,7 +233,7 @@ class ParameterServer(Section):
     servers: Annotated[int, Field(ge=1, le=256)] = 1
     staleness: CountOrZero | None = None
     sync: Literal["async", "bounded", "bulk"] = "async"
-    correction: Literal["none", "staleness", "gap", "delay"] = "staleness"
+    correction: Literal["none", "staleness", "gap", "delay"] = "gap"
     update: Literal["auto", "sgd", "momentum", "adagrad", "adam"] = "auto"
     server_cpus: Annotated[float, Field(ge=0), AfterValidator(_whole_above_one)] = 0.0
 
@@ -365,6 +365,12 @@ class Job(Section):
     def uses_tf_distribute(self) -> bool:
         """Whether one of TensorFlow's own strategies trains, in which a group of workers cannot change."""
         return self.strategy.name == "allreduce" and self.strategy.tf_distribute is not None
+
+    @property
+    def most_workers(self) -> int:
+        """Workers that can be at work at a time: those of parameter servers need not share a batch."""
+        free = isinstance(self.strategy, ParameterServer) and self.strategy.sync != "bulk"
+        return 2**31 - 1 if free else self.num_shards
 
     def to_yaml(self) -> str:
         """The job with every default written out; `load_job` reads it back to an equal job."""

@@ -50,14 +50,14 @@ def _not_available_yet(job: Job) -> Iterator[BrokenRule]:
 
 def _sizes(job: Job) -> Iterator[BrokenRule]:
     shards, workers, batch = job.num_shards, job.scaling.workers, job.train.global_batch_size
-    if workers.max > shards:
+    if workers.max > job.most_workers:
         yield BrokenRule(
             "scaling.workers",
             f"found {workers}, but train.virtual_shards is {shards} and a worker without a shard has nothing to do; "
             f"expected at most {shards} workers, or virtual_shards of at least {workers.max}",
             ("train.virtual_shards",),
         )
-    if batch < shards:
+    if job.most_workers == shards and batch < shards:
         yield BrokenRule(
             "train.global_batch_size",
             f"found {batch}; expected at least {shards}, one row for each virtual shard",

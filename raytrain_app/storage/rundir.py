@@ -8,7 +8,7 @@ from __future__ import annotations
 import difflib
 import json
 import socket
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -132,6 +132,19 @@ class RunDirectory:
         for line in lines:
             records.append(self.grow(f"{LEDGER}/epoch-{line['epoch']:05d}.jsonl"), [line])
 
+    def retain_steps(self, clock: int, step: int, clock_of: Callable[[Record], int | None]) -> None:
+        """Forgets what a run that is resumed will do again and in another way.
+
+        Args:
+            clock: of the state that it goes on from; later lines of metrics.jsonl go.
+            step: steps of that state; later ones go from the ledger.
+            clock_of: the clock of a line, None for lines that stay.
+        """
+        self._retain(METRICS, lambda record: (clock_of(record) or 0) <= clock)
+        for name in self.ledger.list():
+            if name.endswith(".jsonl"):
+                self._retain(f"{LEDGER}/{name}", lambda record: record["step"] <= step)
+
     def append_events(self, lines: Sequence[Mapping[str, Any]]) -> None:
         """Adds records to events.jsonl."""
         records.append(self.grow(EVENTS), lines)
@@ -187,6 +200,14 @@ class RunDirectory:
             path = self.grow(name)
             return records.parse(path.read_bytes() if path.exists() else b"", str(path))
         return records.parse(self.folder.read(name), self.folder.at(name)) if self.folder.exists(name) else []
+
+    def _retain(self, name: str, keeps: Callable[[Record], bool]) -> None:
+        path, found = self.grow(name), self._read(name)
+        kept = [record for record in found if keeps(record)]
+        if len(kept) < len(found):
+            replacement = path.with_suffix(".new")
+            records.append(replacement, kept)
+            replacement.replace(path)
 
     def _require_run(self) -> None:
         if self.folder.exists(JOB):

@@ -17,6 +17,7 @@ from raytrain_app.storage.rundir import RunDirectory
 
 if TYPE_CHECKING:
     from tensorboard.compat.proto.event_pb2 import Event
+    from tensorboard.compat.proto.summary_pb2 import HistogramProto
 
 NOT_SCALARS = ("kind", "epoch", "step", "time")
 
@@ -62,8 +63,29 @@ def _event(record: Mapping[str, Any]) -> Event:
     from tensorboard.compat.proto.event_pb2 import Event
     from tensorboard.compat.proto.summary_pb2 import Summary
 
-    scalars = [Summary.Value(tag=f"{record['kind']}/{key}", simple_value=value) for key, value in _scalars(record)]
-    return Event(wall_time=record.get("time", time.time()), step=record["step"], summary=Summary(value=scalars))
+    values = [Summary.Value(tag=f"{record['kind']}/{key}", simple_value=value) for key, value in _scalars(record)]
+    for key in record:
+        if key.endswith("_counts"):
+            values.append(Summary.Value(tag=f"{record['kind']}/{key.removesuffix('_counts')}", histo=_histogram(record[key])))
+    return Event(wall_time=record.get("time", time.time()), step=record["step"], summary=Summary(value=values))
+
+
+def _histogram(counts: Mapping[str, int]) -> HistogramProto:
+    """A histogram from counts by the upper ends of its buckets."""
+    from tensorboard.compat.proto.summary_pb2 import HistogramProto
+
+    ends = [float(end) for end in counts]
+    total = sum(end * count for end, count in zip(ends, counts.values(), strict=True))
+    squares = sum(end * end * count for end, count in zip(ends, counts.values(), strict=True))
+    return HistogramProto(
+        min=0.0,
+        max=ends[-1],
+        num=float(sum(counts.values())),
+        sum=total,
+        sum_squares=squares,
+        bucket_limit=ends,
+        bucket=list(map(float, counts.values())),
+    )
 
 
 def _scalars(record: Mapping[str, Any]) -> Iterator[tuple[str, float]]:

@@ -7,6 +7,7 @@ from typing import Any, Protocol
 
 from raytrain_app.elastic.membership import Membership
 from raytrain_app.job import Job
+from raytrain_app.storage.rundir import RunDirectory
 from raytrain_app.strategies.worker import WorkerSpec
 
 
@@ -70,6 +71,14 @@ def start_services(job: Job, spec: WorkerSpec, num_rows: int) -> Services:
 
         return ParameterServers(spec, num_rows)
     return NoServices()
+
+
+def prepare_resume(job: Job, directory: RunDirectory) -> None:
+    """Makes the files of a run fit the checkpoint that it will be resumed from, where the strategy needs it."""
+    if job.strategy.name == "parameter_server":
+        from raytrain_app.strategies.parameter_server.services import forget_what_will_be_done_again
+
+        forget_what_will_be_done_again(job, directory)
 
 
 def _allreduce(spec: WorkerSpec) -> None:

@@ -17,7 +17,7 @@ import torch.distributed as dist
 
 from raytrain_app.data import Reader, Split, epoch_order
 from raytrain_app.elastic.group import Group, PeerLost, collective
-from raytrain_app.elastic.plan import learning_rate, owned_shards, shard_rows, shard_seed
+from raytrain_app.elastic.plan import filled_shards, learning_rate, owned_shards, shard_rows, shard_seed, training_rows
 from raytrain_app.elastic.progress import Metrics, Progress, steps_per_epoch
 from raytrain_app.elastic.reduce import Layout, Reducer, Shard, Total
 from raytrain_app.elastic.roster import Generation
@@ -196,8 +196,9 @@ class AllReduce:
         signals, progress = self.link.signals, self.progress
         batch = self._read_batch(progress.step)
         flags = [int(signals.join), int(leaving), int(signals.checkpoint), int(signals.stop)]
-        # A batch too small to give every worker a row takes the exact way, which bears empty shards.
-        fast = self.job.train.reduction == "fast" and len(batch.rows) >= self.job.num_shards
+        # A batch too small to give every worker rows takes the exact way, which bears empty shards.
+        filled = filled_shards(len(batch.rows), self.job.num_shards)
+        fast = self.job.train.reduction == "fast" and filled == self.job.num_shards
         reduce = self._reduce_fast if fast else self._reduce_exact
         total = reduce(batch, flags, [int(row) for row in batch.mine] if self.job.audit else None)
         self._refuse_nan(total)
@@ -230,12 +231,12 @@ class AllReduce:
         progress, num_rows, num_shards = self.progress, len(batch.rows), self.job.num_shards
 
         def shard(number: int) -> Shard:
-            part = shard_rows(num_rows, num_shards, number)
+            part = training_rows(num_rows, num_shards, number)
             inside = slice(part.start - batch.first, part.stop - batch.first)
             seed = shard_seed([self.job.train.seed, progress.epoch, progress.step, number])
             return self.learner.shard(batch.x[inside], batch.y[inside], seed)
 
-        return self._reducer.reduce(shard, num_rows, min(num_rows, num_shards), flags, told)
+        return self._reducer.reduce(shard, num_rows, filled_shards(num_rows, num_shards), flags, told)
 
     def _reduce_fast(self, batch: _Batch, flags: list[int], told: list[int] | None) -> Total:
         """The framework's own step: gradients are reduced while they are computed, then one small vector carries the rest."""
@@ -390,4 +391,4 @@ class AllReduce:
 
 def _span(num_rows: int, num_shards: int, shards: range) -> slice:
     """Places in a batch of the rows of consecutive shards."""
-    return slice(shard_rows(num_rows, num_shards, shards[0]).start, shard_rows(num_rows, num_shards, shards[-1]).stop)
+    return slice(training_rows(num_rows, num_shards, shards[0]).start, training_rows(num_rows, num_shards, shards[-1]).stop)

@@ -150,7 +150,7 @@ class Oracle:
         parts = BULK_PARTS if self.sync == "bulk" else 8
         job = oracle_job(self.sync, self.servers, parts)
         self._coordinator = start_here(Coordinator, 1, 0, 30.0, options={"max_concurrency": 1000})
-        spec = WorkerSpec(job.model_dump(mode="json"), [ray.put(None)], self._coordinator, None, str(self.folder), NO_POOL)
+        spec = WorkerSpec(job.model_dump(mode="json"), [], self._coordinator, None, str(self.folder), NO_POOL)
         self.services = ParameterServers(spec, ENDLESS_ROWS, evaluator=ZeroEvaluator)
         actor: Any = ray.remote(Pusher)
         self._pushers = [

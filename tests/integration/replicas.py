@@ -55,6 +55,7 @@ class Outcome:
         events: its events.
         summaries: one a worker, unless it failed.
         failure: what ended it, if it failed.
+        recorded: clock up to which `metrics` has its records.
     """
 
     directory: Path
@@ -62,6 +63,7 @@ class Outcome:
     events: list[dict[str, Any]] = field(default_factory=list)
     summaries: list[dict[str, Any]] = field(default_factory=list)
     failure: Failure | None = None
+    recorded: int = -1
 
     @property
     def summary(self) -> dict[str, Any]:
@@ -120,7 +122,8 @@ class Replicas:
         return outcome
 
     def _take(self, membership: Any, outcome: Outcome) -> None:
-        mail: Mail = ray.get(membership.mail.remote(-1, 0.5))
+        mail: Mail = ray.get(membership.mail.remote(outcome.recorded, 0.5))
         for clock, record in mail.records:
             (outcome.events if clock is None else outcome.metrics).append(record)
+            outcome.recorded = max(outcome.recorded, -1 if clock is None else clock)
         outcome.summaries, outcome.failure = mail.summaries, mail.failure

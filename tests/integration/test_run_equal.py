@@ -103,9 +103,23 @@ def test_other_arithmetic_is_equal_too(train: dict[str, Any], replicas: Replicas
     alone, several = replicas.run(job, 1, rows), replicas.run(job, 3, rows)
     assert several.summary == alone.summary
     assert several.comparable == alone.comparable
-    plain = replicas.run(make_job("dropout-batchnorm"), 1, rows)
-    assert plain.summary["weights_sha256"] != alone.summary["weights_sha256"]
-    assert np.isclose(plain.summary["train_loss"], alone.summary["train_loss"], rtol=0.05)
+
+
+def test_a_small_last_batch_is_no_trouble_for_batch_normalization(replicas: Replicas) -> None:
+    """900 rows in batches of 64 leave four, which four shards of one row could not normalize."""
+    job = job_from_dict(
+        {
+            "name": "equal",
+            "task": "synthetic",
+            "model": {"name": "mlp", "batch_norm": True, "dropout": 0.2},
+            "train": {"epochs": 1, "global_batch_size": 64, "virtual_shards": 4},
+        }
+    )
+    rows = replicas.load(job)
+    alone, several = replicas.run(job, 1, rows), replicas.run(job, 4, rows)
+    assert (alone.summary["steps"], alone.summary["samples"]) == (15, 900)
+    assert several.summary == alone.summary
+    assert several.comparable == alone.comparable
 
 
 def test_early_stopping_is_decided_once_for_all(replicas: Replicas, rows: Dataset) -> None:
@@ -118,9 +132,9 @@ def test_early_stopping_is_decided_once_for_all(replicas: Replicas, rows: Datase
     assert several.comparable == alone.comparable
 
 
-@pytest.mark.parametrize("schedule", ["constant", "linear", "cosine"])
+@pytest.mark.parametrize("schedule", ["linear", "cosine"])
 def test_the_learning_rate_follows_the_step(schedule: str, replicas: Replicas, rows: Dataset) -> None:
-    warmup = 0 if schedule == "constant" else 4
+    warmup = 4
     job = job_from_dict(
         {
             "name": "equal",
@@ -131,7 +145,7 @@ def test_the_learning_rate_follows_the_step(schedule: str, replicas: Replicas, r
         }
     )
     rates = [record["lr"] for record in replicas.run(job, 1, rows).metrics if record["kind"] == "step"]
-    assert rates[:warmup] == pytest.approx([0.025, 0.05, 0.075, 0.1][:warmup])
+    assert rates[:warmup] == pytest.approx([0.025, 0.05, 0.075, 0.1])
     done = (np.arange(18) - warmup)[warmup:] / (18 - warmup)
-    shape = {"constant": np.ones_like(done), "linear": 1 - done, "cosine": (1 + np.cos(np.pi * done)) / 2}[schedule]
+    shape = 1 - done if schedule == "linear" else (1 + np.cos(np.pi * done)) / 2
     assert rates[warmup:] == pytest.approx((0.1 * shape).tolist())

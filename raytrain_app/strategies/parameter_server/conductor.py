@@ -77,6 +77,7 @@ class Conductor:
             return {
                 "epoch": min(progress.epoch + 1, self._job.train.epochs),
                 "step": progress.step,
+                "samples": progress.samples,
                 "refused": counts.refused,
                 "returned": counts.returned,
                 "lost": counts.lost,

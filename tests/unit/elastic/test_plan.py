@@ -8,7 +8,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from raytrain_app.elastic.plan import children, cover, learning_rate, owned_shards, shard_rows, shard_seed
+from raytrain_app.elastic.plan import (
+    children,
+    cover,
+    filled_shards,
+    learning_rate,
+    owned_shards,
+    shard_rows,
+    shard_seed,
+    training_rows,
+)
 
 shards_and_workers = st.integers(1, 64).flatmap(lambda shards: st.tuples(st.just(shards), st.integers(1, shards)))
 
@@ -19,6 +28,18 @@ def test_shards_cut_a_batch_without_loss_and_evenly(num_rows: int, num_shards: i
     assert [row for part in parts for row in range(num_rows)[part]] == list(range(num_rows))
     sizes = [part.stop - part.start for part in parts]
     assert max(sizes) - min(sizes) <= 1
+
+
+@given(st.integers(0, 1000), st.integers(1, 64))
+def test_no_shard_trains_on_a_single_row(num_rows: int, num_shards: int) -> None:
+    parts = [training_rows(num_rows, num_shards, shard) for shard in range(num_shards)]
+    assert [row for part in parts for row in range(num_rows)[part]] == list(range(num_rows))
+    sizes = [part.stop - part.start for part in parts if part.stop > part.start]
+    assert len(sizes) == (filled_shards(num_rows, num_shards) if num_rows else 0)
+    assert all(size >= 2 for size in sizes) or num_rows == 1
+    assert max(sizes, default=0) - min(sizes, default=0) <= 1
+    if num_rows >= 2 * num_shards:
+        assert parts == [shard_rows(num_rows, num_shards, shard) for shard in range(num_shards)]
 
 
 @given(shards_and_workers)

@@ -117,8 +117,8 @@ def test_refused_gradients_are_given_to_the_next() -> None:
 @pytest.mark.parametrize("staleness", [0, 1, 4])
 def test_bounded_never_lets_a_gradient_miss_more(staleness: int) -> None:
     plan, rng = Plan(60, 1, 1, "bounded", staleness), random.Random(staleness)
-    ledger, version, begun = Ledger(plan), 0, {}
-    most = 0
+    ledger, version, most = Ledger(plan), 0, 0
+    begun: dict[str, tuple[int, int]] = {}
     while not ledger.finished:
         worker = f"w{rng.randrange(6)}"
         if worker in begun:

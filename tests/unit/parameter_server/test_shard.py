@@ -106,7 +106,7 @@ def test_bulk_steps_have_the_bits_of_the_synchronous_reduction(parts: int) -> No
             )
             vector = vector if rows[number] else torch.zeros(layout.size)
             made.append(Part(vector, torch.tensor([step, number]), torch.zeros(2, dtype=torch.float64)))
-        total = reducer.reduce(lambda number, made=made: made[number], sum(rows), sum(map(bool, rows)), [])
+        total = reducer.reduce(made.__getitem__, sum(rows), sum(map(bool, rows)), [])
         expected = torch.cat([torch.add(expected[:64], total.mean[:64], alpha=-0.1), total.mean[64:]])
         for number in np.random.default_rng(step).permutation(parts):
             part = made[number]

@@ -23,15 +23,15 @@ def test_rates_are_differences_over_time() -> None:
     }
     line = report(before, now)
     assert (line["servers"], line["rounds_per_s"], line["in_bytes_per_s"]) == (2, 2.0, 300)
-    assert line["staleness"]["0"] == 1
-    assert line["staleness"]["4"] == 3
+    assert line["staleness_counts"]["0"] == 1
+    assert line["staleness_counts"]["4"] == 3
     assert (line["staleness_median"], line["staleness_max"], line["gap"]) == (3, 3, 0.5)
 
 
 def test_a_restarted_server_counts_from_zero() -> None:
     before = {0: numbers(time_s=10.0, pushes=50, in_bytes=1000, staleness={0: 50})}
     line = report(before, {0: numbers(time_s=3.0, pushes=4, in_bytes=80, staleness={1: 4})})
-    assert (line["rounds_per_s"], line["in_bytes_per_s"], line["staleness"]["1"]) == (4.0, 80, 4)
+    assert (line["rounds_per_s"], line["in_bytes_per_s"], line["staleness_counts"]["1"]) == (4.0, 80, 4)
 
 
 def test_histogram_and_quantiles() -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 import torch
 
@@ -10,7 +12,7 @@ from raytrain_app.strategies.parameter_server.update import Update
 
 SIZE, STEPS = 16 * 157, 5
 
-RULES = {
+RULES: dict[str, tuple[Update, Callable[[torch.nn.Parameter], torch.optim.Optimizer]]] = {
     "sgd": (Update("sgd"), lambda w: torch.optim.SGD([w], lr=0.1)),
     "sgd, decay": (Update("sgd", weight_decay=0.01), lambda w: torch.optim.SGD([w], lr=0.1, weight_decay=0.01)),
     "momentum": (Update("momentum", momentum=0.8), lambda w: torch.optim.SGD([w], lr=0.1, momentum=0.8)),

@@ -1,0 +1,183 @@
+"""Whole runs with Keras: killed, stopped, resumed with fewer workers; under tf.distribute; and who loads TensorFlow."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from raytrain_app import runner
+from raytrain_app.errors import Interrupted, JobError, TrainingError
+from raytrain_app.job import Job, job_from_dict
+from raytrain_app.report.updates import Update
+from raytrain_app.storage.audit import audit_run
+from raytrain_app.storage.requests import Requests
+from raytrain_app.storage.rundir import RunDirectory
+from tests.integration.replicas import Replicas
+
+if importlib.util.find_spec("tensorflow") is None:
+    pytest.skip("TensorFlow is not installed; pip install 'raytrain-app[tensorflow]'", allow_module_level=True)
+
+GIVEN = "tests.integration.given_keras:"
+
+
+def make_job(storage: Path, **sections: Any) -> Job:
+    raw = {
+        "name": "keras",
+        "task": "synthetic",
+        "framework": "tensorflow",
+        "model": {"name": "mlp", "hidden": 24, "dropout": 0.2, "batch_norm": True},
+        "train": {"epochs": 6, "global_batch_size": 64, "virtual_shards": 4},
+        "checkpoint": {"every_steps": 20},
+        "scaling": {"workers": 2},
+        "storage": str(storage),
+        "audit": True,
+    }
+    return job_from_dict({**raw, **sections})
+
+
+def at_steps(directory: Path, actions: dict[int, Callable[[RunDirectory], None]]) -> Callable[[Update], None]:
+    """An observer of a run that acts once each when a step has been applied."""
+
+    def watch(update: Update) -> None:
+        for step in [step for step in actions if update.kind == "step" and update.record["step"] >= step]:
+            actions.pop(step)(RunDirectory.open(str(directory)))
+
+    return watch
+
+
+def kill_one(run: RunDirectory) -> None:
+    joined = [event for event in run.read_events() if event["kind"] == "join"]
+    os.kill(joined[-1]["pid"], signal.SIGKILL)
+
+
+def stop(run: RunDirectory) -> None:
+    Requests(run.folder).post({"kind": "stop"})
+
+
+def test_kill_stop_and_resume_with_another_number_change_nothing(tmp_path: Path, replicas: Replicas) -> None:
+    calm = make_job(tmp_path)
+    expected = replicas.run(calm, 1, replicas.load(calm))
+    job, directory = make_job(tmp_path), tmp_path / "keras"
+    with pytest.raises(Interrupted):
+        runner.run(job, on_update=at_steps(directory, {20: kill_one, 40: stop}))
+    lost = [event for event in RunDirectory.open(str(directory)).read_events() if event["kind"] == "worker_lost"]
+    assert len(lost) == 1
+    resumed = make_job(tmp_path, train={**calm.model_dump()["train"]}, scaling={"workers": 3})
+    result = runner.run(resumed, resume=True).record
+    assert result["status"] == "finished"
+    assert result["weights_sha256"] == expected.summary["weights_sha256"]
+    assert result["test_loss"] == expected.summary["test_loss"]
+    assert result["steps_redone"] == 0
+    found = RunDirectory.open(str(directory)).read_metrics()
+    kept = [{k: v for k, v in record.items() if k not in ("time", "workers", "ids")} for record in found]
+    assert kept == [{k: v for k, v in record.items() if k != "ids"} for record in expected.comparable]
+    assert [epoch.exact for epoch in audit_run(RunDirectory.open(str(directory)).folder)] == [True] * 6
+
+
+def test_mirrored_devices_of_one_worker(tmp_path: Path, ray_local: None) -> None:
+    """Two logical CPUs train copies; what is saved is read by Keras 3, with callbacks that see it too."""
+    job = make_job(
+        tmp_path,
+        task=f"{GIVEN}TELLING",
+        model={"name": "mlp", "hidden": 24, "batch_norm": True},
+        train={"epochs": 3, "global_batch_size": 64, "reduction": "fast"},
+        strategy={"name": "allreduce", "tf_distribute": "mirrored"},
+        scaling={"workers": 1, "resources_per_worker": {"CPU": 2}},
+        optimizer={"lr": 0.02},
+    )
+    result = runner.run(job).record
+    assert result["status"] in ("finished", "early_stopped")
+    assert result["test_accuracy"] > 0.9
+    assert result["computes_on"][0]["tf_keras"]
+    saved = tmp_path / "keras/keras"
+    assert (saved / "told.jsonl").exists()
+    import keras
+
+    model = keras.models.load_model(saved / "epoch-1.keras")
+    assert sum(int(variable.value.numpy().size) for variable in model.weights) == 24 * 16 + 24 + 4 * 24 + 24 * 4 + 4
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["central_storage", "one_device"])
+def test_other_strategies_of_one_worker(kind: str, tmp_path: Path, ray_local: None) -> None:
+    job = make_job(
+        tmp_path,
+        train={"epochs": 3, "global_batch_size": 64, "reduction": "fast"},
+        strategy={"name": "allreduce", "tf_distribute": kind},
+        scaling={"workers": 1, "resources_per_worker": {"CPU": 2}},
+        optimizer={"lr": 0.02},
+    )
+    assert runner.run(job).record["test_accuracy"] > 0.9
+
+
+@pytest.mark.slow
+def test_a_group_that_loses_a_worker_goes_on_as_a_new_one(tmp_path: Path, ray_local: None) -> None:
+    job = make_job(
+        tmp_path,
+        train={"epochs": 12, "global_batch_size": 64, "reduction": "fast"},
+        strategy={"name": "allreduce", "tf_distribute": "multi_worker_mirrored"},
+        optimizer={"lr": 0.005},
+    )
+    result = runner.run(job, on_update=at_steps(tmp_path / "keras", {60: kill_one})).record
+    assert result["status"] == "finished"
+    assert result["test_accuracy"] > 0.9
+    (receipt,) = result["disruptions"]
+    assert receipt["cause"] == "worker_lost"
+    assert receipt["workers_before"] == receipt["workers_after"] == 2
+    events = RunDirectory.open(str(tmp_path / "keras")).read_events()
+    assert len([event for event in events if event["kind"] == "worker_lost"]) == 1
+    assert len([event for event in events if event["kind"] == "join"]) == 4
+    steps = [record["step"] for record in RunDirectory.open(str(tmp_path / "keras")).read_metrics() if record["kind"] == "step"]
+    assert steps == list(range(1, len(steps) + 1))
+
+
+def test_a_keras_3_model_under_tf_distribute_is_refused(tmp_path: Path, ray_local: None) -> None:
+    job = make_job(
+        tmp_path,
+        task=f"{GIVEN}KERAS_ONLY",
+        train={"epochs": 1, "global_batch_size": 64, "reduction": "fast"},
+        strategy={"name": "allreduce", "tf_distribute": "one_device"},
+        scaling={"workers": 1},
+    )
+    with pytest.raises(TrainingError, match=r"tf.distribute needs a model of tf_keras, so build it with the argument keras"):
+        runner.run(job)
+
+
+def test_what_is_not_installed_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    job = make_job(tmp_path, train={"reduction": "fast"}, strategy={"tf_distribute": "multi_worker_mirrored"})
+    for name in ("tf_keras", "tensorboard"):
+        monkeypatch.setitem(sys.modules, name, None)
+    with pytest.raises(
+        JobError, match=r"needs tensorboard and tf_keras, not installed here; pip install 'raytrain-app\[tensorflow\]'"
+    ):
+        runner.run(job)
+
+
+def test_tensorflow_is_loaded_only_where_it_trains(tmp_path: Path) -> None:
+    """Neither by the driver of a Keras job, nor by a worker of a PyTorch job."""
+    program = """
+        import sys
+        from raytrain_app import runner
+        from raytrain_app.job import job_from_dict
+
+        for name, framework, task in (("k", "tensorflow", "synthetic"), ("t", "torch", "tests.integration.given_keras:ALONE")):
+            runner.run(job_from_dict({
+                "name": name, "framework": framework, "task": task, "model": {"name": "linear"}, "storage": sys.argv[1],
+                "train": {"global_batch_size": 500},
+            }))
+        assert not {"tensorflow", "keras", "tf_keras"} & set(sys.modules)
+    """
+    root = Path(__file__).parent.parent.parent
+    done = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(program), str(tmp_path)], cwd=root, capture_output=True, text=True, timeout=240
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
