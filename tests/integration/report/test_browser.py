@@ -126,7 +126,7 @@ def test_values_show_under_the_pointer(browser: Any, pages: list[Path], run: Run
     script = """
         const svg = document.querySelector('svg[data-hover]'), place = svg.getBoundingClientRect();
         const [left, right] = JSON.parse(svg.dataset.hover).box, scale = place.width / svg.viewBox.baseVal.width;
-        const at = {clientX: place.left + arguments[0] * scale * (right - left) + left * scale, 
+        const at = {clientX: place.left + arguments[0] * scale * (right - left) + left * scale,
             clientY: place.top + place.height / 2};
         svg.dispatchEvent(new PointerEvent('pointermove', {...at, bubbles: true}));
         return [document.getElementById('tip').hidden, document.getElementById('tip').innerText]"""
