@@ -22,8 +22,8 @@ def test_symmetric_run_and_again(tmp_path: Path) -> None:
     (tmp_path / "job.yaml").write_text(json.dumps(job))
     (port,) = free_ports(1)
     Path("/tmp/ray").mkdir(exist_ok=True)
-    run = "raytrain run job.yaml --address auto --resume-if-begun"
-    script = f"mount -t tmpfs tmpfs /tmp/ray && ray symmetric-run --address 127.0.0.1:{port} --num-cpus 2 --include-dashboard=false -- {run}"
+    launch = f"ray symmetric-run --address 127.0.0.1:{port} --num-cpus 2 --include-dashboard=false"
+    script = f"mount -t tmpfs tmpfs /tmp/ray && {launch} -- raytrain run job.yaml --address auto --resume-if-begun"
     environment = {**os.environ, "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}", "RAY_AUTH_MODE": "disabled"}
     command = ["unshare", "--pid", "--mount", "--fork", "--kill-child", "--mount-proc", "sh", "-c", script]
     done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=280)
