@@ -9,7 +9,7 @@ from typing import Annotated, Literal
 
 import typer
 
-from raytrain_app.errors import JobError, StorageError
+from raytrain_app.errors import StorageError
 
 FILES = ("job.yaml", "task.py")
 
@@ -22,8 +22,6 @@ def init(
 
     Example: [bold]raytrain init my-project[/bold]
     """
-    if framework != "torch":
-        raise JobError(f"--framework {framework}: not available yet; use --framework torch")
     taken = [str(folder / name) for name in FILES if (folder / name).exists()]
     if taken:
         raise StorageError(f"{' and '.join(taken)} exist already and are left alone; name another folder: raytrain init FOLDER")

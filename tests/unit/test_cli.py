@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import subprocess
 import sys
@@ -68,7 +69,6 @@ def test_help_is_light() -> None:
         (["run", "missing.yaml"], "missing.yaml"),
         (["check", "missing.yaml"], "missing.yaml"),
         (["init", "--framework", "jax"], "jax"),
-        (["init", "--framework", "tensorflow"], "not available yet"),
     ],
 )
 def test_wrong_command_lines_end_with_2_on_stderr(arguments: list[str], said: str, tmp_path: Path) -> None:
@@ -122,12 +122,18 @@ def test_unknown_model_names_the_nearest(tmp_path: Path) -> None:
     assert "model.name: found liner; expected linear, mlp; did you mean linear?" in done.stderr
 
 
-def test_init_writes_a_project_that_checks(tmp_path: Path) -> None:
-    done = raytrain("init", "my project", folder=tmp_path)
+@pytest.mark.parametrize("framework", ["torch", "tensorflow"])
+def test_init_writes_a_project_that_checks(framework: str, tmp_path: Path) -> None:
+    done = raytrain("init", "my project", "--framework", framework, folder=tmp_path)
     assert (done.returncode, done.stderr) == (0, "")
     assert "cd 'my project'" in done.stdout
     done = raytrain("check", "job.yaml", folder=tmp_path / "my project")
-    assert (done.returncode, done.stderr) == (0, "")
+    if framework == "tensorflow" and importlib.util.find_spec("tensorflow") is None:
+        assert "framework: tensorflow needs tensorflow" in done.stderr
+        assert "pip install 'raytrain-app[tensorflow]'" in done.stderr
+    else:
+        assert (done.returncode, done.stderr) == (0, "")
+        assert framework in done.stdout
 
 
 def test_init_overwrites_nothing(tmp_path: Path) -> None:
