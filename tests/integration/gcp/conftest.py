@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Iterator
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from importlib.util import find_spec
 from pathlib import Path
+from typing import TextIO
 
 import pytest
 import yaml
@@ -29,6 +32,7 @@ class Box:
     def __init__(self, emulator: Emulator, folder: Path, repository: Path, bucket: str) -> None:
         self.emulator, self.bucket = emulator, bucket
         self._folder, self._repository = folder, repository
+        self._outputs: dict[int, TextIO] = {}
         self.cluster_file = folder / "cluster.yaml"
         self.cluster_file.write_text(_cluster_file(repository))
         home = folder / "home"
@@ -56,17 +60,38 @@ class Box:
         assert done.returncode == 0, f"{command}\n{done.stdout}\n{done.stderr}\n{self.logs()}"
         return done.stdout + done.stderr
 
-    def start(self, *command: str, cwd: Path | None = None) -> subprocess.Popen[str]:
-        """A command that goes on."""
-        return subprocess.Popen(
-            command, cwd=cwd or self._repository, env=self.environment, text=True, stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
-        )  # fmt: skip
+    @contextmanager
+    def running(self, *command: str, cwd: Path | None = None) -> Iterator[subprocess.Popen[str]]:
+        """A command that goes on meanwhile; it and all that it started end with the block."""
+        with tempfile.TemporaryFile("w+") as output:
+            process = subprocess.Popen(
+                command,
+                cwd=cwd or self._repository,
+                env=self.environment,
+                text=True,
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=output,
+                start_new_session=True,
+            )
+            self._outputs[process.pid] = output
+            try:
+                yield process
+            finally:
+                with suppress(ProcessLookupError):
+                    os.killpg(process.pid, signal.SIGKILL)
+                process.wait()
+
+    def output(self, process: subprocess.Popen[str]) -> str:
+        """What a command has said so far."""
+        output = self._outputs[process.pid]
+        output.seek(0)
+        return output.read()
 
     def logs(self) -> str:
         """The autoscaler's last lines, for the message of a failed test."""
         texts = []
-        for log in self._folder.glob("machines/*head*/ray/session_latest/logs/monitor.*"):
+        for log in self._folder.glob("machines/*head*/ray/session_2*/logs/monitor.*"):
             with suppress(OSError):
                 texts.append(f"--- {log.name}\n{log.read_text(errors='replace')[-3000:]}")
         return "\n".join(texts)

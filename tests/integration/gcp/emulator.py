@@ -169,7 +169,7 @@ class Emulator:
     def _answer_metadata(self, method: str, path: str, query: dict[str, list[str]], body: dict[str, Any], client: str) -> Answer:
         """Answers for the machine that asks, as the real one does."""
         asks = next((i for i in list(self.instances.values()) if i["networkInterfaces"][0]["networkIP"] == client), {})
-        key = path.partition("/computeMetadata/v1/")[2].rstrip("/")
+        key = path.partition("/computeMetadata/v1/")[2].rstrip("/").replace(ACCOUNT, "default")
         values: dict[str, Any] = {
             "instance/service-accounts/default": {"email": ACCOUNT, "scopes": ["https://www.googleapis.com/auth/cloud-platform"]},
             "instance/preempted": "TRUE" if asks.get("preempted") else "FALSE",

@@ -67,7 +67,9 @@ class Run:
         wait_for(check, seconds, self._box.logs)
 
     def output(self) -> str:
-        return self.process.communicate(timeout=280)[0]
+        """All that the job said, once it has ended."""
+        self.process.wait(280)
+        return self._box.output(self.process)
 
     def result(self) -> dict[str, Any]:
         result = RunDirectory.open(self.uri).read_result()
@@ -92,19 +94,15 @@ def cluster(box: Box) -> Iterator[str]:
 def tunnel(box: Box) -> Iterator[str]:
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
-    process = box.start("ray", "dashboard", "--port", str(port), str(box.cluster_file))
 
     def open_() -> bool:
         with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port), 1):
             return True
         return False
 
-    try:
+    with box.running("ray", "dashboard", "--port", str(port), str(box.cluster_file)):
         wait_for(open_, 60)
         yield f"http://127.0.0.1:{port}"
-    finally:
-        process.terminate()
-        process.communicate()
 
 
 @contextmanager
@@ -112,12 +110,8 @@ def submitted(box: Box, url: str, folder: Path, job: dict[str, Any], *options: s
     """A job sent with `raytrain submit`, which goes on meanwhile."""
     folder.mkdir(exist_ok=True)
     (folder / "job.yaml").write_text(json.dumps({**job, "storage": box.bucket}))
-    process = box.start("raytrain", "submit", "job.yaml", "--address", url, *options, cwd=folder)
-    try:
+    with box.running("raytrain", "submit", "job.yaml", "--address", url, *options, cwd=folder) as process:
         yield Run(box, process, job["name"])
-    finally:
-        process.kill()
-        process.communicate()
 
 
 def undisturbed(box: Box, folder: Path, job: dict[str, Any]) -> str:
