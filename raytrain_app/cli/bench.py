@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from typing import Annotated
 
 import typer
@@ -46,3 +47,29 @@ def ingest(
     with ray_session(None):
         for line in measure_ingest(job_from_dict(raw), load_task("mnist"), rounds).lines():
             typer.echo(line)
+
+
+@app.command()
+def ps(
+    accuracy: Annotated[bool, typer.Option(help="Measure the time to an accuracy with a slow worker too.")] = True,
+) -> None:
+    """Measure how fast gradients and parameters move through the servers, beside the server that most people write first.
+
+    Example: [bold]raytrain bench ps --no-accuracy[/bold]
+    """
+    import ray
+
+    from raytrain_app.bench.ps import measure
+    from raytrain_app.bench.ps_accuracy import WORKERS, measure_accuracy
+
+    def tell(text: str) -> None:
+        typer.echo(text, err=True)
+
+    ray.init(address="local", num_cpus=WORKERS, include_dashboard=False, log_to_driver=False, logging_level=logging.ERROR)
+    figures = measure(tell)
+    for line in (*(line.text() for line in figures.lines), *figures.targets()):
+        typer.echo(line)
+    if accuracy:
+        for text in measure_accuracy(tell).lines():
+            typer.echo(text)
+    ray.shutdown()

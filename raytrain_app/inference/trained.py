@@ -92,7 +92,7 @@ def load_trained(folder: Folder, which: str = "latest", *, on_cpu: bool = False)
     if job.model.name not in task.models:
         raise JobError(f"task {job.task} has no model {job.model.name!r} any more; it has {', '.join(task.models)}")
     learner = _build(job, task, on_cpu)
-    learner.load(TrainState(state.weights, state.buffers, state.optimizer))
+    learner.load(TrainState(state.weights, state.buffers))  # nothing is trained, so the optimizer's state may be anybody's
     return Trained(job, task, learner, state, f"step-{step:08d}", weights_sha256(state.weights), messages)
 
 

@@ -21,6 +21,7 @@ import ray
 import torch
 
 from raytrain_app.actors import start_here, wait_for
+from raytrain_app.bench.ps import ENDLESS_ROWS, ZeroStart
 from raytrain_app.elastic.reduce import Layout
 from raytrain_app.job import Job, job_from_dict
 from raytrain_app.strategies.parameter_server.client import Client
@@ -29,14 +30,12 @@ from raytrain_app.strategies.parameter_server.ledger import WAIT
 from raytrain_app.strategies.parameter_server.outbox import Sent
 from raytrain_app.strategies.parameter_server.services import ParameterServers
 from raytrain_app.strategies.parameter_server.shard import ShardState
-from raytrain_app.strategies.parameter_server.snapshot import cut_anew
 from raytrain_app.strategies.parameter_server.table import Table
 from raytrain_app.strategies.parameter_server.window import Window
 from raytrain_app.strategies.worker import NO_POOL, WorkerSpec
 
 SIZE = 1000
 BULK_PARTS = 4
-ENDLESS_ROWS = 10**9
 
 
 def oracle_job(sync: str, servers: int, parts: int) -> Job:
@@ -52,21 +51,6 @@ def oracle_job(sync: str, servers: int, parts: int) -> Job:
             "strategy": {"name": "parameter_server", "servers": servers, "sync": sync, "correction": "none"},
         }
     )
-
-
-class ZeroEvaluator:
-    """Begins with zeros; the oracle's run has no end and no validation."""
-
-    def __init__(self, spec: WorkerSpec) -> None:
-        self._coordinator = spec.membership
-
-    def begin(self, servers: int) -> int:
-        state = ShardState(0, SIZE, np.zeros(SIZE, np.float32), {}, np.zeros(0, np.int64), num_parameters=SIZE)
-        wait_for(self._coordinator.commit.remote(1, cut_anew([state], servers)))
-        return servers
-
-    def save(self) -> bool:
-        return True
 
 
 class Pusher:
@@ -151,7 +135,8 @@ class Oracle:
         job = oracle_job(self.sync, self.servers, parts)
         self._coordinator = start_here(Coordinator, 1, 0, 30.0, options={"max_concurrency": 1000})
         spec = WorkerSpec(job.model_dump(mode="json"), [], self._coordinator, None, str(self.folder), NO_POOL)
-        self.services = ParameterServers(spec, ENDLESS_ROWS, evaluator=ZeroEvaluator)
+        zeros = start_here(ZeroStart, self._coordinator, SIZE)
+        self.services = ParameterServers(spec, ENDLESS_ROWS, zeros)
         actor: Any = ray.remote(Pusher)
         self._pushers = [
             actor.options(num_cpus=0, max_restarts=-1, max_task_retries=-1, max_concurrency=2).remote(

@@ -36,14 +36,14 @@ class ParameterServers:
     Args:
         spec: what a worker gets.
         num_rows: training rows.
-        evaluator: the kind of actor that begins, validates and ends the run.
+        evaluator: what begins, validates and ends the run instead of an `Evaluator`.
     """
 
-    def __init__(self, spec: WorkerSpec, num_rows: int, evaluator: type = Evaluator) -> None:
+    def __init__(self, spec: WorkerSpec, num_rows: int, evaluator: Actor | None = None) -> None:
         self._spec, self._num_rows = spec, num_rows
         self._job = job_from_dict(spec.job)
         self._coordinator = spec.membership
-        self._evaluator = start_here(evaluator, spec)
+        self._evaluator = evaluator if evaluator is not None else start_here(Evaluator, spec)
         self._servers: list[Actor] = []
         self._wanted = options(self._job).servers
         self._start(self._wanted)

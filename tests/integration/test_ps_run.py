@@ -1,0 +1,148 @@
+"""Whole runs with parameter servers: under kills, while servers come and go, stopped and resumed."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from raytrain_app import runner
+from raytrain_app.errors import Interrupted
+from raytrain_app.job import Job, job_from_dict
+from raytrain_app.report.updates import Update
+from raytrain_app.storage.audit import audit_run
+from raytrain_app.storage.requests import Request, Requests
+from raytrain_app.storage.rundir import RunDirectory
+from tests.integration.replicas import Replicas
+
+
+def make_job(storage: Path, name: str, **sections: Any) -> Job:
+    raw = {
+        "name": name,
+        "task": "mnist",
+        "model": {"name": "linear"},
+        "train": {"epochs": 3, "global_batch_size": 100, "virtual_shards": 4},
+        "optimizer": {"name": "sgd", "lr": 0.1},
+        "strategy": {"name": "parameter_server"},
+        "scaling": {"workers": 2},
+        "checkpoint": {"every_steps": 20},
+        "failure": {"max_restarts": 100},
+        "storage": str(storage),
+        "audit": True,
+    }
+    return job_from_dict({**raw, **sections})
+
+
+class At:
+    """Does things when the run has come to a step."""
+
+    def __init__(self, actions: dict[int, Callable[[], None]]) -> None:
+        self.due = sorted(actions.items())
+
+    def __call__(self, update: Update) -> None:
+        while update.kind == "step" and self.due and update.record["step"] >= self.due[0][0]:
+            self.due.pop(0)[1]()
+
+
+def kill(directory: Path, kind: str, number: int = 0) -> Callable[[], None]:
+    """Kills a worker or a server that status.json tells of."""
+
+    def act() -> None:
+        status = RunDirectory.open(str(directory)).read_status()
+        assert status is not None
+        members = status["servers"] if kind == "server" else [w for w in status["workers"] if w["state"] == "active"]
+        os.kill(members[number]["pid"], signal.SIGKILL)
+
+    return act
+
+
+def post(directory: Path, **request: Any) -> Callable[[], None]:
+    return lambda: str(Requests(RunDirectory.open(str(directory)).folder).post(Request(**request))) and None  # type: ignore[func-returns-value]
+
+
+def assert_exact(directory: RunDirectory, epochs: int) -> None:
+    """Each row once an epoch, and metrics that tell the same story."""
+    audit = audit_run(directory.folder)
+    assert len(audit) == epochs
+    for epoch in audit:
+        assert epoch.exact, epoch.sentence()
+        assert epoch.complete
+    lines = directory.read_metrics()
+    steps = [line for line in lines if line["kind"] == "step"]
+    assert [line["step"] for line in steps] == list(range(1, len(steps) + 1))
+    assert [line["epoch"] for line in lines if line["kind"] == "epoch"] == list(range(1, epochs + 1))
+    assert [line["time"] for line in steps] == sorted(line["time"] for line in steps)
+    assert steps[-1]["samples"] == sum(epoch.applied for epoch in audit)
+
+
+@pytest.mark.timeout(300)
+def test_bulk_under_kills_has_the_bits_of_the_synchronous_run(tmp_path: Path, ray_local: None, replicas: Replicas) -> None:
+    bulk = {"name": "parameter_server", "sync": "bulk", "servers": 2}
+    job = make_job(tmp_path, "bulk", strategy=bulk)
+    directory = tmp_path / "bulk"
+    actions = {20: kill(directory, "worker"), 50: kill(directory, "server", 0), 100: kill(directory, "server", 1)}
+    result = runner.run(job, on_update=At(actions)).record
+    synchronous = job_from_dict({**job.model_dump(mode="json"), "strategy": {"name": "allreduce"}, "name": "sync"})
+    calm = replicas.run(synchronous, 1, replicas.load(synchronous))
+    assert {name: result[name] for name in calm.summary} == calm.summary
+    found = RunDirectory.open(str(directory))
+    assert_exact(found, epochs=3)
+    kinds = [event["kind"] for event in found.read_events()]
+    assert kinds.count("worker_lost") == 1
+    assert kinds.count("server_lost") == 2
+    assert {receipt["cause"] for receipt in result["disruptions"]} >= {"worker_lost", "server_lost"}
+    per_step = [(line["loss"], line["accuracy"]) for line in found.read_metrics() if line["kind"] == "step"]
+    assert per_step == [(line["loss"], line["accuracy"]) for line in calm.metrics if line["kind"] == "step"]
+
+
+@pytest.mark.timeout(300)
+def test_servers_come_and_go_and_workers_too(tmp_path: Path, ray_local: None) -> None:
+    job = make_job(tmp_path, "free", optimizer={"name": "adam", "lr": 0.005}, scaling={"workers": "1..3"})
+    directory = tmp_path / "free"
+    actions = {
+        15: post(directory, kind="servers", servers=2),
+        40: kill(directory, "worker"),
+        70: post(directory, kind="scale", least=1, most=1),
+        110: post(directory, kind="servers", servers=1),
+        150: post(directory, kind="scale", least=1, most=3),
+    }
+    result = runner.run(job, on_update=At(actions)).record
+    assert result["status"] == "finished"
+    assert result["test_accuracy"] >= 0.87
+    found = RunDirectory.open(str(directory))
+    assert_exact(found, epochs=3)
+    cut = [event["servers"] for event in found.read_events() if event["kind"] == "servers"]
+    assert cut[0] == 2
+    lines = [line for line in found.read_metrics() if line["kind"] == "servers"]
+    assert lines
+    assert {"staleness_counts", "gap", "refused", "waited", "ages", "rounds_per_s", "in_bytes_per_s"} <= set(lines[-1])
+    seconds = result["worker_seconds"]
+    assert seconds["useful"] > 0
+    assert any(path.name.startswith("events") for path in (directory / "tensorboard").iterdir())
+
+
+@pytest.mark.timeout(300)
+def test_stopped_and_resumed_with_other_servers(tmp_path: Path, ray_local: None) -> None:
+    job = make_job(tmp_path, "again", strategy={"name": "parameter_server", "servers": 2})
+    directory = tmp_path / "again"
+    with pytest.raises(Interrupted):
+        runner.run(job, on_update=At({90: post(directory, kind="stop")}))
+    stopped = RunDirectory.open(str(directory)).read_result()
+    assert stopped is not None
+    assert stopped["status"] == "stopped"
+    with (directory / "metrics.jsonl").open("a") as file:  # as if the driver had died some steps after the checkpoint
+        file.write('{"kind": "step", "epoch": 2, "step": 999, "samples": 99900, "time": 0, "workers": 1}\n')
+    more = job_from_dict({**job.model_dump(mode="json"), "strategy": {"name": "parameter_server", "servers": 3}})
+    result = runner.run(more, resume=True).record
+    assert result["status"] == "finished"
+    assert result["steps"] == 216
+    found = RunDirectory.open(str(directory))
+    assert_exact(found, epochs=3)
+    resumed = [event["step"] for event in found.read_events() if event["kind"] == "resume"]
+    assert resumed == [stopped["steps"]]
+    assert np.isfinite(result["val_loss"])
