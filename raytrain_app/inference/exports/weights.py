@@ -15,7 +15,7 @@ from raytrain_app.state import TrainState
 
 def write(trained: Trained, path: Path) -> None:
     """Writes the arrays, with the model's name, options and hash in the file's metadata."""
-    arrays = {name: np.ascontiguousarray(array) for name, array in {**trained.state.weights, **trained.state.buffers}.items()}
+    arrays = {name: np.asarray(array, order="C") for name, array in {**trained.state.weights, **trained.state.buffers}.items()}
     metadata = {
         "run": trained.job.name,
         "task": trained.job.task,

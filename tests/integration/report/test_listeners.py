@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import os
 import re
 import socket
 import subprocess
@@ -43,16 +44,8 @@ ray.shutdown()
 
 
 def make_job(folder: Path, **keys: object) -> Job:
-    return job_from_dict(
-        {
-            "name": "tracked",
-            "task": "synthetic",
-            "model": {"name": "linear"},
-            "train": {"epochs": 3},
-            "storage": str(folder),
-            **keys,
-        }
-    )
+    common = {"name": "tracked", "task": "synthetic", "model": {"name": "linear"}, "train": {"epochs": 3}}
+    return job_from_dict({**common, "storage": str(folder), **keys})
 
 
 @pytest.mark.slow
@@ -66,7 +59,7 @@ def test_metrics_reach_prometheus_and_pools_the_dashboard(tmp_path: Path) -> Non
         text=True,
         timeout=280,
         check=True,
-        env={**__import__("os").environ, "RAY_TRAIN_ENABLE_STATE_TRACKING": "1"},
+        env={**os.environ, "RAY_TRAIN_ENABLE_STATE_TRACKING": "1"},
     )
     found = json.loads(done.stdout.splitlines()[-1])
     samples = dict(re.findall(r'^(ray_raytrain_\w+)\{[^}]*run="m"[^}]*\} (\S+)$', found["page"], re.MULTILINE))
