@@ -26,7 +26,7 @@ from raytrain_app.learners import keras_parts as parts
 from raytrain_app.learners.keras_callbacks import PREFIX, KerasCallbacks
 from raytrain_app.learners.tensorflow_process import import_keras
 from raytrain_app.state import Arrays, TrainState, check_names
-from raytrain_app.task import Task
+from raytrain_app.task import Columns, Task
 
 SAMPLE_ROWS = 8
 """Rows that the model is tried with before training."""
@@ -65,14 +65,12 @@ class KerasLearner:
         self._buffers = {name: v for name, v in others.items() if tf.as_dtype(v.dtype).is_floating}
         self._counters = {name: v for name, v in others.items() if tf.as_dtype(v.dtype).is_integer}
         dtype = _flat_dtype(self._trained, self._buffers)
-        self.optimizer = parts.make_optimizer(keras, task, job)
+        self.optimizer, self._decay = parts.make_optimizer(keras, task, job)
         self.optimizer.build(self._trained)
         self._slots = _slot_names(self.optimizer, {v.path: name for name, v in self._weights.items()})
-        self._decay = parts.weight_decay(job, task.keras_optimizer(keras, job.optimizer.lr) is not None)
         loss, self._row_losses = parts.make_loss(keras, task)
-        x = np.zeros((SAMPLE_ROWS, *task.columns.shape), task.columns.dtype)
         y = tf.range(SAMPLE_ROWS, dtype=tf.int64) % task.columns.num_classes
-        sample = y, self._predict(tf.constant(x), False)
+        sample = y, self._predict(_sample_rows(task.columns), False)
         self._metrics = parts.compile_model(keras, task, self.model, self.optimizer, loss, sample)
         self.layout = Layout(
             sum(size_of(v) for v in self._trained),
@@ -138,7 +136,7 @@ class KerasLearner:
         gradients = tape.gradient(loss, variables, unconnected_gradients=tf.UnconnectedGradients.ZERO)
         flat = [tf.reshape(tf.convert_to_tensor(gradient), [-1]) for gradient in gradients]
         flat += [tf.reshape(v.value, [-1]) for v in self._buffers.values()]
-        result = tf.concat(flat, 0), _flatten(self._counters.values(), tf.int64), self._scores(y, outputs, loss)
+        result = _on_host(tf.concat(flat, 0)), _flatten(self._counters.values(), tf.int64), self._scores(y, outputs, loss)
         for variable, value in zip(buffers, before, strict=True):
             variable.assign(value)
         return result
@@ -176,7 +174,7 @@ class KerasLearner:
 
     def _scores(self, y: tf.Tensor, outputs: tf.Tensor, loss: tf.Tensor) -> tf.Tensor:
         scores = tf.stack([tf.cast(loss, tf.float64), tf.cast(self._task.keras_correct(outputs, y), tf.float64)])
-        return tf.concat([scores, *parts.metric_sums(self._metrics, y, outputs)], 0)
+        return _on_host(tf.concat([scores, *parts.metric_sums(self._metrics, y, outputs)], 0))
 
     @staticmethod
     def _assign(variables: Collection[Any], flat: tf.Tensor) -> None:
@@ -334,7 +332,20 @@ def size_of(variable: Any) -> int:
 
 
 def _flatten(variables: Iterable[Any], dtype: tf.DType) -> tf.Tensor:
-    return tf.concat([tf.zeros(0, dtype), *(tf.reshape(tf.cast(v.value, dtype), [-1]) for v in variables)], 0)
+    """One vector of them, on the host."""
+    return _on_host(tf.concat([tf.zeros(0, dtype), *(tf.reshape(tf.cast(v.value, dtype), [-1]) for v in variables)], 0))
+
+
+def _on_host(tensor: tf.Tensor) -> tf.Tensor:
+    with tf.device("/device:CPU:0"):
+        return tf.identity(tensor)
+
+
+def _sample_rows(columns: Columns) -> tf.Tensor:
+    """Rows to try a model with."""
+    rng, shape = np.random.Generator(np.random.PCG64(0)), (SAMPLE_ROWS, *columns.shape)
+    whole = np.dtype(columns.dtype).kind in "iu"
+    return tf.constant((rng.integers(0, 100, shape) if whole else rng.normal(size=shape)).astype(columns.dtype))
 
 
 def _read(variables: Mapping[str, Any]) -> Arrays:

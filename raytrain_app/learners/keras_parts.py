@@ -103,8 +103,10 @@ def metric_results(metrics: Sequence[Any], sums: Sequence[float]) -> dict[str, f
     return {metric.name: float(metric.result()) for metric in metrics}
 
 
-def make_optimizer(keras: Any, task: Task, job: Job) -> Any:
-    """The task's optimizer, else the job's.
+def make_optimizer(keras: Any, task: Task, job: Job) -> tuple[Any, float]:
+    """The task's optimizer, else the job's, and the factor of the L2 term to be added to the gradient.
+
+    AdamW's weight decay is its own affair; that of the job's other optimizers is the L2 term.
 
     Raises:
         JobError: the task's optimizer has something that the engine or the job decides.
@@ -112,7 +114,7 @@ def make_optimizer(keras: Any, task: Task, job: Job) -> Any:
     rule = job.optimizer
     own = task.keras_optimizer(keras, rule.lr)
     if own is None:
-        return _job_optimizer(keras, job)
+        return _job_optimizer(keras, job), 0.0 if rule.name == "adamw" else rule.weight_decay
     optimizer = keras.optimizers.get(own)
     config: Mapping[str, Any] = optimizer.get_config()
     if isinstance(own, str):
@@ -124,13 +126,7 @@ def make_optimizer(keras: Any, task: Task, job: Job) -> Any:
             f"optimizer: the task trains with its own {_name(optimizer)}, so the job can give only lr, schedule and "
             f"warmup_steps; found {', '.join(f'{key}: {value}' for key, value in chosen.items())}"
         )
-    return optimizer
-
-
-def weight_decay(job: Job, task_has_own: bool) -> float:
-    """The factor of the L2 term that is added to the gradient; AdamW's decay is its own affair."""
-    rule = job.optimizer
-    return 0.0 if task_has_own or rule.name == "adamw" else rule.weight_decay
+    return optimizer, 0.0
 
 
 def _job_optimizer(keras: Any, job: Job) -> Any:
@@ -165,7 +161,7 @@ def _refuse_if_not_additive(metric: Any, y: tf.Tensor, outputs: tf.Tensor) -> No
     half = len(y) // 2
     parts = [tf.concat(metric_sums([metric], y[part], outputs[part]), 0) for part in (slice(half), slice(half, None))]
     whole = tf.concat(metric_sums([metric], y, outputs), 0)
-    if not np.allclose(parts[0] + parts[1], whole, rtol=1e-4, atol=1e-6):
+    if not np.allclose(parts[0] + parts[1], whole, rtol=1e-4, atol=1e-6, equal_nan=True):
         raise JobError(f"keras_metrics: {metric.name} cannot be added up over the shards of a batch, so it has no global value")
     result = metric.result()
     if isinstance(result, Mapping) or np.ndim(result) != 0:

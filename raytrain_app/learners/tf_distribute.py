@@ -44,7 +44,7 @@ class DistributedLearner(KerasLearner):
         super().__init__(job, task, directory)
         with self._strategy.scope():
             self._replicated = build_replicated(keras, task, job, self.model)
-            self._rule = parts.make_optimizer(keras, task, job)
+            self._rule, _ = parts.make_optimizer(keras, task, job)
             self._rule.build(self._replicated.trainable_variables)
         theirs = dict(zip(map(id, self.model.weights), self._replicated.weights, strict=True))
         self._twins = {name: theirs[id(v)] for name, v in self.named.items()}

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import csv
 import importlib.util
+import json
 import os
 import signal
 import subprocess
@@ -22,6 +24,8 @@ from raytrain_app.storage.audit import audit_run
 from raytrain_app.storage.requests import Requests
 from raytrain_app.storage.rundir import RunDirectory
 from tests.integration.replicas import Replicas
+
+pytestmark = pytest.mark.slow
 
 if importlib.util.find_spec("tensorflow") is None:
     pytest.skip("TensorFlow is not installed; pip install 'raytrain-app[tensorflow]'", allow_module_level=True)
@@ -54,9 +58,10 @@ def at_steps(directory: Path, actions: dict[int, Callable[[RunDirectory], None]]
     return watch
 
 
-def kill_one(run: RunDirectory) -> None:
+def kill_leader(run: RunDirectory) -> None:
+    """The first that joined leads, and its callbacks are called."""
     joined = [event for event in run.read_events() if event["kind"] == "join"]
-    os.kill(joined[-1]["pid"], signal.SIGKILL)
+    os.kill(joined[0]["pid"], signal.SIGKILL)
 
 
 def stop(run: RunDirectory) -> None:
@@ -64,25 +69,44 @@ def stop(run: RunDirectory) -> None:
 
 
 def test_kill_stop_and_resume_with_another_number_change_nothing(tmp_path: Path, replicas: Replicas) -> None:
-    calm = make_job(tmp_path)
+    sections: dict[str, Any] = {
+        "task": f"{GIVEN}TELLING",
+        "optimizer": {"lr": 0.01},
+        "train": {"epochs": 6, "global_batch_size": 64, "virtual_shards": 4},
+    }
+    calm = make_job(tmp_path, **sections)
     expected = replicas.run(calm, 1, replicas.load(calm))
-    job, directory = make_job(tmp_path), tmp_path / "keras"
+    job, directory = make_job(tmp_path, **sections), tmp_path / "keras"
+    known = set(sys.modules)
     with pytest.raises(Interrupted):
-        runner.run(job, on_update=at_steps(directory, {20: kill_one, 40: stop}))
+        runner.run(job, on_update=at_steps(directory, {20: kill_leader, 40: stop}))
     lost = [event for event in RunDirectory.open(str(directory)).read_events() if event["kind"] == "worker_lost"]
     assert len(lost) == 1
-    resumed = make_job(tmp_path, train={**calm.model_dump()["train"]}, scaling={"workers": 3})
+    resumed = make_job(tmp_path, **sections, scaling={"workers": 3})
     result = runner.run(resumed, resume=True).record
-    assert result["status"] == "finished"
-    assert result["weights_sha256"] == expected.summary["weights_sha256"]
-    assert result["test_loss"] == expected.summary["test_loss"]
+    assert not {"tensorflow", "keras", "tf_keras"} & (set(sys.modules) - known)  # the driver has no use for them
+    for name in ("status", "epochs", "weights_sha256", "test_loss"):
+        assert result[name] == expected.summary[name]
+    assert result["epochs"] > 3
     assert result["steps_redone"] == 0
     found = RunDirectory.open(str(directory)).read_metrics()
     kept = [{k: v for k, v in record.items() if k not in ("time", "workers", "ids")} for record in found]
     assert kept == [{k: v for k, v in record.items() if k != "ids"} for record in expected.comparable]
-    assert [epoch.exact for epoch in audit_run(RunDirectory.open(str(directory)).folder)] == [True] * 6
+    assert all(epoch.exact for epoch in audit_run(RunDirectory.open(str(directory)).folder))
+    _assert_callbacks_saw_all_of_it(directory / "keras", [record for record in kept if record["kind"] == "epoch"])
 
 
+def _assert_callbacks_saw_all_of_it(folder: Path, epochs: list[dict[str, Any]]) -> None:
+    """Three leaders in a row, the second after a death and the third after a stop."""
+    told = [json.loads(line) for line in (folder / "told.jsonl").read_text().splitlines()]
+    ended = {t["number"]: t["val_loss"] for t in told if t["hook"] == "epoch_end"}
+    assert ended == {number: record["val_loss"] for number, record in enumerate(epochs)}
+    with (folder / "log.csv").open() as file:
+        logged = {int(line["epoch"]): float(line["val_loss"]) for line in csv.DictReader(file)}
+    assert logged == ended
+
+
+@pytest.mark.slow
 def test_mirrored_devices_of_one_worker(tmp_path: Path, ray_local: None) -> None:
     """Two logical CPUs train copies; what is saved is read by Keras 3, with callbacks that see it too."""
     job = make_job(
@@ -127,7 +151,7 @@ def test_a_group_that_loses_a_worker_goes_on_as_a_new_one(tmp_path: Path, ray_lo
         strategy={"name": "allreduce", "tf_distribute": "multi_worker_mirrored"},
         optimizer={"lr": 0.005},
     )
-    result = runner.run(job, on_update=at_steps(tmp_path / "keras", {60: kill_one})).record
+    result = runner.run(job, on_update=at_steps(tmp_path / "keras", {60: kill_leader})).record
     assert result["status"] == "finished"
     assert result["test_accuracy"] > 0.9
     (receipt,) = result["disruptions"]
@@ -140,6 +164,7 @@ def test_a_group_that_loses_a_worker_goes_on_as_a_new_one(tmp_path: Path, ray_lo
     assert steps == list(range(1, len(steps) + 1))
 
 
+@pytest.mark.slow
 def test_a_keras_3_model_under_tf_distribute_is_refused(tmp_path: Path, ray_local: None) -> None:
     job = make_job(
         tmp_path,
@@ -162,6 +187,7 @@ def test_what_is_not_installed_is_named(tmp_path: Path, monkeypatch: pytest.Monk
         runner.run(job)
 
 
+@pytest.mark.slow
 def test_tensorflow_is_loaded_only_where_it_trains(tmp_path: Path) -> None:
     """Neither by the driver of a Keras job, nor by a worker of a PyTorch job."""
     program = """
