@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import urllib.error
 import urllib.request
 from collections.abc import Mapping
 from pathlib import Path
@@ -56,8 +57,10 @@ def account() -> str | None:
         return None
     try:
         return f"the machine's service account {read_metadata(host, 'instance/service-accounts/default/email')}"
+    except urllib.error.HTTPError:
+        return None  # the machine has none
     except OSError:
-        return None
+        return "the machine's service account"  # whose name could not be had in time
 
 
 def lacks_credentials(uri: str) -> str | None:
