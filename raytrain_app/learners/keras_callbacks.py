@@ -66,6 +66,13 @@ class KerasCallbacks(Callbacks):
         self._callbacks = self._made()
         self.hooks = frozenset(hook for hook in HOOKS for callback in self._callbacks if _has(keras, callback, hook))
 
+    @property
+    def reads_weights_in_batches(self) -> bool:
+        """Whether hooks of batches may look at the model: the user's own may, and of Keras's those that save then."""
+        hooks = ("on_train_batch_begin", "on_train_batch_end")
+        own = any(_has_own(self._keras, callback, hook) for callback in self._callbacks for hook in hooks)
+        return own or any(isinstance(getattr(callback, "save_freq", None), int) for callback in self._callbacks)
+
     def wake(self, steps: int) -> None:
         """Begins training for the callbacks, at the point where the run is."""
         if self._alive or self._mirror is None:
@@ -180,8 +187,8 @@ def _has(keras: Any, callback: Any, hook: str) -> bool:
 
 def _has_own(keras: Any, callback: Any, hook: str) -> bool:
     """Whether the hook is written by the user: Keras's own callbacks bear to miss it."""
-    method = getattr(callback, hook)
-    return _has(keras, callback, hook) and not str(method.__module__).startswith(f"{keras.__name__}.")
+    methods = [getattr(callback, name) for name in (hook, ALIASES.get(hook, hook))]
+    return _has(keras, callback, hook) and not all(str(m.__module__).startswith(f"{keras.__name__}.") for m in methods)
 
 
 def _kept(callback: Any) -> dict[str, Any]:

@@ -217,6 +217,9 @@ class SyncedCallbacks(KerasCallbacks):
         super().__init__(*arguments)
 
     def run(self, hook: str, *arguments: Any) -> None:
+        if "batch" in hook and not self.reads_weights_in_batches:
+            super().run(hook, *arguments)
+            return
         self._learner.pull()
         super().run(hook, *arguments)
         if "batch" not in hook:
