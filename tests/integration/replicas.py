@@ -63,7 +63,7 @@ class Outcome:
     events: list[dict[str, Any]] = field(default_factory=list)
     summaries: list[dict[str, Any]] = field(default_factory=list)
     failure: Failure | None = None
-    recorded: int = -1
+    recorded: int = 0
 
     @property
     def summary(self) -> dict[str, Any]:
@@ -109,7 +109,7 @@ class Replicas:
     def run(self, job: Job, workers: int, dataset: Dataset, directory: Path | None = None) -> Outcome:
         """Trains a job on `workers` processes; with the `directory` of another run from its newest checkpoint on."""
         outcome = Outcome(directory or self._folder / uuid.uuid4().hex[:8])
-        membership: Any = ray.remote(Membership).options(num_cpus=0, max_concurrency=100).remote(workers, -1, 30.0)
+        membership: Any = ray.remote(Membership).options(num_cpus=0, max_concurrency=100).remote(workers, 0, 30.0)
         spec = WorkerSpec(job.model_dump(mode="json"), [ray.put(dataset)], membership, None, str(outcome.directory), 0)
         ends = [actor.train.remote(spec, rank) for rank, actor in enumerate(self._actors[:workers])]
         deadline_s = time.monotonic() + LIMIT_S
@@ -125,5 +125,5 @@ class Replicas:
         mail: Mail = ray.get(membership.mail.remote(outcome.recorded, 0.5))
         for clock, record in mail.records:
             (outcome.events if clock is None else outcome.metrics).append(record)
-            outcome.recorded = max(outcome.recorded, -1 if clock is None else clock)
+            outcome.recorded = max(outcome.recorded, 0 if clock is None else clock)
         outcome.summaries, outcome.failure = mail.summaries, mail.failure

@@ -10,6 +10,8 @@ import pytest
 
 from tests.integration.ps_oracle import Oracle
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("sync", ["async", "bulk"])

@@ -20,6 +20,8 @@ from raytrain_app.storage.requests import Request, Requests
 from raytrain_app.storage.rundir import RunDirectory
 from tests.integration.replicas import Replicas
 
+pytestmark = pytest.mark.slow
+
 
 def make_job(storage: Path, name: str, **sections: Any) -> Job:
     raw = {
@@ -61,8 +63,11 @@ def kill(directory: Path, kind: str, number: int = 0) -> Callable[[], None]:
     return act
 
 
-def post(directory: Path, **request: Any) -> Callable[[], None]:
-    return lambda: str(Requests(RunDirectory.open(str(directory)).folder).post(Request(**request))) and None  # type: ignore[func-returns-value]
+def post(directory: Path, request: Request) -> Callable[[], None]:
+    def act() -> None:
+        Requests(RunDirectory.open(str(directory)).folder).post(request)
+
+    return act
 
 
 def assert_exact(directory: RunDirectory, epochs: int) -> None:
@@ -105,11 +110,11 @@ def test_servers_come_and_go_and_workers_too(tmp_path: Path, ray_local: None) ->
     job = make_job(tmp_path, "free", optimizer={"name": "adam", "lr": 0.005}, scaling={"workers": "1..3"})
     directory = tmp_path / "free"
     actions = {
-        15: post(directory, kind="servers", servers=2),
+        15: post(directory, Request(kind="servers", servers=2)),
         40: kill(directory, "worker"),
-        70: post(directory, kind="scale", least=1, most=1),
-        110: post(directory, kind="servers", servers=1),
-        150: post(directory, kind="scale", least=1, most=3),
+        70: post(directory, Request(kind="scale", least=1, most=1)),
+        110: post(directory, Request(kind="servers", servers=1)),
+        150: post(directory, Request(kind="scale", least=1, most=3)),
     }
     result = runner.run(job, on_update=At(actions)).record
     assert result["status"] == "finished"
@@ -131,7 +136,7 @@ def test_stopped_and_resumed_with_other_servers(tmp_path: Path, ray_local: None)
     job = make_job(tmp_path, "again", strategy={"name": "parameter_server", "servers": 2})
     directory = tmp_path / "again"
     with pytest.raises(Interrupted):
-        runner.run(job, on_update=At({90: post(directory, kind="stop")}))
+        runner.run(job, on_update=At({90: post(directory, Request(kind="stop"))}))
     stopped = RunDirectory.open(str(directory)).read_result()
     assert stopped is not None
     assert stopped["status"] == "stopped"

@@ -9,6 +9,7 @@ import socket
 import threading
 import time
 import urllib.request
+from collections import deque
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -32,6 +33,8 @@ def serve_bucket(address: str) -> Iterator[str]:
     service = FakeGCSServer(address, port)
     service.start()
     os.environ.pop("STORAGE_EMULATOR_HOST")  # which would send every client there
+    # It tells of every request on a pipe that nobody else reads, and stops once that is full.
+    threading.Thread(target=lambda: deque(service._process.stderr, 0), daemon=True).start()
     try:
         body = json.dumps({"name": "bucket"}).encode()
         request = urllib.request.Request(f"{service.url}/storage/v1/b?project=p", body, {"Content-Type": "application/json"})
