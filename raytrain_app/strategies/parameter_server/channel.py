@@ -104,7 +104,8 @@ class Channel:
             if not peer.local:
                 body.append(bytes_of(sent.vector[self.place.start : self.place.stop]))
             if self.number == 0:
-                body += [sent.counters.numpy().tobytes(), np.array(sent.ids, np.int64).tobytes()]
+                request = request._replace(extras=len(sent.extra))
+                body += [sent.counters.numpy().tobytes(), np.array(sent.extra).tobytes(), np.array(sent.ids, np.int64).tobytes()]
         peer.ask(request, body)
 
     def answer(self) -> Reply:

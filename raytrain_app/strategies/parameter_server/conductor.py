@@ -15,7 +15,7 @@ from raytrain_app.elastic.plan import learning_rate
 from raytrain_app.job import Job
 from raytrain_app.strategies.parameter_server.coordinator import Orders
 from raytrain_app.strategies.parameter_server.desk import Desk
-from raytrain_app.strategies.parameter_server.lead import Lead
+from raytrain_app.strategies.parameter_server.lead import Lead, Scored
 from raytrain_app.strategies.parameter_server.shard import ShardState
 from raytrain_app.strategies.parameter_server.snapshot import progress_of
 
@@ -126,13 +126,13 @@ class Conductor:
             if epoch is not None and self._lacking(lead) == set():
                 self._scoring = self._evaluator.score.remote(epoch)
             return False
-        scores = _if_ready(self._scoring)
-        if scores is None:
+        scored: Scored | None = _if_ready(self._scoring)
+        if scored is None:
             return False
         self._scoring = None
         with self._desk.lock:
             step = (lead.ledger.scored + 1) * lead.ledger.plan.steps_per_epoch - 1
-            lead.scored(scores, self._learning_rate(lead, step))
+            lead.scored(scored, self._learning_rate(lead, step))
             self._desk.lock.notify_all()
         self._saved_step = self._kept_step
         return True

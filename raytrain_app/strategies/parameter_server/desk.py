@@ -34,6 +34,17 @@ class Answer:
     fd: int = -1
 
 
+@dataclass(frozen=True)
+class Told:
+    """What comes with a push for the lead: more scores, and with audit the ids of the rows behind the gradient."""
+
+    extra: list[float]
+    ids: list[int]
+
+
+NOTHING_TOLD = Told([], [])
+
+
 class HungUp(Exception):
     """The session has no right to go on: a newer connection of its worker has taken its place, or the range has moved."""
 
@@ -140,14 +151,14 @@ class Desk:
 
     # ---- requests ----
 
-    def answer(self, session: Session, request: Request, push: Push | None, ids: list[int]) -> Answer:
+    def answer(self, session: Session, request: Request, push: Push | None, told: Told) -> Answer:
         """Does what a worker asks.
 
         Args:
             session: its connection.
             request: what it asks.
             push: the gradient that came with it.
-            ids: with audit, the rows behind the gradient.
+            told: what came beside it.
 
         Raises:
             HungUp: the session is not valid any more.
@@ -161,7 +172,7 @@ class Desk:
                 staleness = shard.staleness(push)
                 status = self._apply(session, shard, push, staleness)
             if lead is not None:
-                self._tell(lead, session, request, status, staleness, ids)
+                self._tell(lead, session, request, status, staleness, told)
                 if request.flags & Flag.WANT_LEASE:
                     lease = self._take(lead, session, shard, may_wait=request.op == Op.TAKE)
             if request.op == Op.PULL:
@@ -200,7 +211,7 @@ class Desk:
             self._capture(shard.epochs)
         return status
 
-    def _tell(self, lead: Lead, session: Session, request: Request, status: Status, staleness: int, ids: list[int]) -> None:
+    def _tell(self, lead: Lead, session: Session, request: Request, status: Status, staleness: int, told: Told) -> None:
         """Lets the ledger know what became of leases."""
         refused = status is Status.REFUSED
         if request.returned >= 0:
@@ -209,7 +220,15 @@ class Desk:
             lead.ledger.put_back(request.lease)
         elif request.op == Op.PUSH:
             outcome = Outcome(
-                session.worker, request.loss, request.correct, request.rows, request.lr, staleness, ids, time.time()
+                worker=session.worker,
+                loss=request.loss,
+                correct=request.correct,
+                rows=request.rows,
+                extra=told.extra,
+                lr=request.lr,
+                staleness=staleness,
+                ids=told.ids,
+                time=time.time(),
             )
             lead.ledger.applied(request.lease, outcome)
         if request.confirm >= 0 and not (refused and request.confirm == request.lease):

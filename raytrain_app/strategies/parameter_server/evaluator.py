@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
+from dataclasses import replace
 from functools import cached_property
 from typing import Any, TypeVar
 
+import numpy as np
 import torch
 
 from raytrain_app.actors import wait_for
@@ -18,12 +20,13 @@ from raytrain_app.elastic.reduce import Layout, Reducer, Shard
 from raytrain_app.errors import TrainingError
 from raytrain_app.job import job_from_dict
 from raytrain_app.learners.base import Learner
-from raytrain_app.state import weights_sha256
+from raytrain_app.state import TrainState, weights_sha256
 from raytrain_app.storage.checkpoints import CheckpointStore
 from raytrain_app.storage.folder import Folder
 from raytrain_app.storage.saver import Saver
-from raytrain_app.strategies.parameter_server.policy import policy_of
-from raytrain_app.strategies.parameter_server.shard import ShardState
+from raytrain_app.strategies.parameter_server.callbacks import EpochCallbacks
+from raytrain_app.strategies.parameter_server.lead import Scored
+from raytrain_app.strategies.parameter_server.policy import plan_of, policy_of
 from raytrain_app.strategies.parameter_server.snapshot import (
     cut_anew,
     first_states,
@@ -56,7 +59,7 @@ class Evaluator:
         self._store = CheckpointStore(folder, rule.keep, rule.monitor, rule.mode)
         self._saver = Saver(self._store, self._tell)
         self._saved_step = max(self._store.steps(), default=-1)
-        self._scores: dict[int, Metrics] = {}
+        self._scored: dict[int, Scored] = {}
         self._readers: dict[int, Reader] = {}
 
     def begin(self, servers: int) -> int | None:
@@ -70,7 +73,7 @@ class Evaluator:
         """
         return self._reported(lambda: self._begin(servers))
 
-    def score(self, epoch: int) -> Metrics | None:
+    def score(self, epoch: int) -> Scored | None:
         """Validates the parameters at the end of an epoch (from 1), and writes them as a checkpoint."""
         return self._reported(lambda: self._score(epoch))
 
@@ -85,6 +88,7 @@ class Evaluator:
     # ---- inside ----
 
     def _begin(self, servers: int) -> int:
+        self._callbacks.refuse_batches()
         found = self._store.load("latest")
         if found is None:
             rows, parameters = len(self._dataset.train), self._learner.layout.num_parameters
@@ -100,39 +104,50 @@ class Evaluator:
         wait_for(self._coordinator.commit.remote(1, states))
         return len(states)
 
-    def _score(self, epoch: int) -> Metrics:
-        if epoch in self._scores:  # the lead was restored and asks again
-            return self._scores[epoch]
+    def _score(self, epoch: int) -> Scored:
+        if epoch in self._scored:  # the lead was restored and asks again
+            return self._scored[epoch]
         states = wait_for([place.handle.captured.remote(epoch) for place in self._table().places])
         load_into(self._learner, states)
-        validation = self._dataset.validation
-        scores = {f"val_{name}": value for name, value in self._evaluate(validation).items()} if validation is not None else {}
-        if not all(math.isfinite(value) for value in scores.values()):
-            raise TrainingError(
-                f"the validation loss is not finite after epoch {epoch} ({scores}); lower optimizer.lr or check the data"
-            )
         progress = progress_of(states[0])
+        metrics = self._learner.metrics(progress.extra)
+        if self._dataset.validation is not None:
+            self._callbacks.run("on_test_begin", {})
+            found = self._evaluate(self._dataset.validation)
+            self._callbacks.run("on_test_end", found)
+            metrics |= {f"val_{name}": value for name, value in found.items()}
+            if not math.isfinite(metrics["val_loss"]):
+                raise TrainingError(
+                    f"the validation loss is not finite after epoch {epoch} ({metrics}); lower optimizer.lr or check the data"
+                )
         rows = max(1, progress.rows)
-        self._save(states, {"loss": progress.loss_sum / rows, "accuracy": progress.correct / rows, **scores})
-        self._scores[epoch] = scores
-        return scores
+        everything = {"loss": progress.loss_sum / rows, "accuracy": progress.correct / rows, **metrics}
+        stop = self._callbacks.epoch_ends(epoch, everything)
+        self._save(progress.step, to_checkpoint(self._learner, states), everything)
+        self._scored[epoch] = Scored(metrics, stop)
+        return self._scored[epoch]
 
     def _save_kept(self) -> bool:
         states = wait_for(self._coordinator.kept.remote())
-        if states:  # else the coordinator was just restarted
-            self._save(states, {})
+        if states and progress_of(states[0]).step > self._saved_step:  # there are none just after the coordinator's restart
+            self._save(progress_of(states[0]).step, to_checkpoint(self._learner, states), {})
         return True
 
     def _finish(self, status: str) -> dict[str, Any]:
         states = wait_for([place.handle.state.remote() for place in self._table().places])
-        load_into(self._learner, states)
+        progress, checkpoint = progress_of(states[0]), to_checkpoint(self._learner, states)
+        if status != "stopped":
+            self._callbacks.run("on_train_end", progress.metrics)  # it may give the model other weights
         test = self._dataset.test
         tested = self._evaluate(test) if test is not None and status != "stopped" else {}
-        weights = weights_sha256(self._learner.weights())
-        progress = progress_of(states[0])
-        if progress.step > self._saved_step:
-            self._save(states, {})
+        weights = self._learner.weights()
+        if not all(np.isfinite(array).all() for array in weights.values()):
+            raise TrainingError(f"the weights are not finite after step {progress.step}; lower optimizer.lr")
+        if progress.step > self._saved_step or weights_sha256(weights) != weights_sha256(checkpoint.weights):
+            self._save(progress.step, replace(checkpoint, weights=weights), {})
         self._saver.drain()
+        if self._learner.own_file is not None and status != "stopped":
+            self._export(self._learner.own_file)
         return {
             "status": status,
             "epochs": progress.epoch,
@@ -143,14 +158,24 @@ class Evaluator:
             "val_accuracy": progress.metrics.get("val_accuracy"),
             "test_loss": tested.get("loss"),
             "test_accuracy": tested.get("accuracy"),
-            "weights_sha256": weights,
+            "weights_sha256": weights_sha256(weights),
         }
 
-    def _save(self, states: Sequence[ShardState], metrics: Metrics) -> None:
-        step = progress_of(states[0]).step
-        if step > self._saved_step or metrics:
-            self._saver.save(step, to_checkpoint(self._learner, states), metrics)
-            self._saved_step = max(step, self._saved_step)
+    def _save(self, step: int, state: TrainState, metrics: Metrics) -> None:
+        self._saver.save(step, state, metrics)
+        self._saved_step = max(step, self._saved_step)
+
+    def _export(self, name: str) -> None:
+        """Saves the best model in the framework's own format too, beside its checkpoint; the learner is of no use after it."""
+        found = self._store.load("best") or self._store.load("latest")
+        if found is None:
+            return
+        state, step, _ = found
+        self._learner.load(TrainState(state.weights, state.buffers))
+        try:
+            self._store.attach(step, name, self._learner.export())
+        except Exception as error:  # a model's own code may not bear to be saved; its checkpoint is there all the same
+            self._tell("export_failed", file=name, error=f"{type(error).__name__}: {error}")
 
     def _evaluate(self, split: Split) -> Metrics:
         """Loss and accuracy over all rows of a split, added up as in the synchronous strategy."""
@@ -166,7 +191,8 @@ class Evaluator:
             return Shard(nothing, nothing.long(), scores)
 
         total = Reducer(0, 1, shards, layout, 0, torch.device("cpu")).reduce(shard, len(split), 1, [])
-        return {"loss": total.loss / len(split), "accuracy": total.correct / len(split)}
+        own = self._learner.metrics(total.extra)
+        return {"loss": total.loss / len(split), "accuracy": total.correct / len(split), **own}
 
     def _table(self) -> Table:
         while True:
@@ -177,7 +203,12 @@ class Evaluator:
     @cached_property
     def _learner(self) -> Learner:
         prepare_process(self._job)
-        return build_learner(self._job, load_task(self._job.task), torch.device("cpu"))
+        return build_learner(self._job, load_task(self._job.task), torch.device("cpu"), self._spec.directory)
+
+    @cached_property
+    def _callbacks(self) -> EpochCallbacks:
+        steps = plan_of(self._job, len(self._dataset.train)).steps_per_epoch
+        return EpochCallbacks(self._learner, steps)
 
     @cached_property
     def _dataset(self) -> Dataset:

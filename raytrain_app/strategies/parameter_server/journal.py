@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
+from raytrain_app.elastic.plan import Node, children
 from raytrain_app.elastic.progress import Metrics, Progress
 from raytrain_app.job import Job
 from raytrain_app.strategies.parameter_server.ledger import Outcome
@@ -38,14 +39,17 @@ class Journal:
 
         Args:
             epoch: from 0.
-            outcomes: of its parts, one or (in bulk mode) several.
+            outcomes: of its parts in order, one or (in bulk mode) several.
             workers: how many are at work now.
         """
         if epoch > self.progress.epoch:
             self._early.setdefault(epoch, []).append(list(outcomes))
             return
-        loss, correct, rows = (sum(getattr(outcome, name) for outcome in outcomes) for name in ("loss", "correct", "rows"))
-        self.progress.add_step(loss, correct, rows)
+        loss = _tree_sum([outcome.loss for outcome in outcomes], (0, len(outcomes)))
+        correct, rows = sum(outcome.correct for outcome in outcomes), sum(outcome.rows for outcome in outcomes)
+        extras = zip(*(outcome.extra for outcome in outcomes), strict=True)
+        extra = [_tree_sum(values, (0, len(outcomes))) for values in extras]
+        self.progress.add_step(loss, correct, rows, extra)
         record = {
             "loss": loss / rows,
             "accuracy": correct / rows,
@@ -94,3 +98,11 @@ class Journal:
         self._told_s = max(self._told_s, values["time"])
         where = {"kind": kind, "epoch": progress.epoch + (kind == "step"), "step": progress.step, "samples": progress.samples}
         self.records.append((progress.clock, {**where, **values, "time": self._told_s}))
+
+
+def _tree_sum(values: Sequence[float], node: Node) -> float:
+    """The sum in the order of the synchronous reduction, so that its bits are the same."""
+    if node[1] - node[0] == 1:
+        return values[node[0]]
+    left, right = children(node)
+    return _tree_sum(values, left) + _tree_sum(values, right)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 from raytrain_app.elastic.progress import Metrics, Progress
@@ -13,6 +14,19 @@ from raytrain_app.strategies.parameter_server.ledger import WAIT, Ledger, Plan
 
 GRACE_S = 2.0
 """How long a restored ledger waits for the workers to say what they are at, before it hands out leases again."""
+
+
+@dataclass(frozen=True)
+class Scored:
+    """What came out of the end of an epoch.
+
+    Attributes:
+        metrics: the task's own ones and those of the validation.
+        stop: a callback of the task's wants training to stop.
+    """
+
+    metrics: Metrics
+    stop: bool = False
 
 
 class Lead:
@@ -81,9 +95,10 @@ class Lead:
         """The epoch (from 1) that is complete and whose validation is to be made next."""
         return self.ledger.scored + 1 if self.ledger.epochs_done > self.ledger.scored else None
 
-    def scored(self, scores: Metrics, lr: float) -> None:
+    def scored(self, scored: Scored, lr: float) -> None:
         """The validation of the epoch under way is known."""
-        self.journal.close_epoch(scores, lr, len(self._workers), time.time())
+        self.journal.close_epoch(scored.metrics, lr, len(self._workers), time.time())
+        self.progress.stopped_early = self.progress.stopped_early or scored.stop
         self.ledger.scored += 1
 
     def undelivered(self, recorded: int) -> list[Numbered]:

@@ -55,6 +55,7 @@ class Outcome:
         loss: sum of the losses.
         correct: rows predicted correctly.
         rows: number of rows.
+        extra: what else it has scored, for the task's own metrics.
         lr: learning rate.
         staleness: updates that its gradient missed.
         ids: with audit, the row ids that it used.
@@ -65,6 +66,7 @@ class Outcome:
     loss: float
     correct: int
     rows: int
+    extra: list[float]
     lr: float
     staleness: int
     ids: list[int]
@@ -185,7 +187,9 @@ class Ledger:
         if any(part not in self._confirmed and part not in self.done for part in leases):
             return []
         outcomes = []
-        for part in self._confirmed.intersection(leases):
+        for part in leases:
+            if part not in self._confirmed:
+                continue
             self.done.add(part)
             self._returned.discard(part)
             outcome = self._outcomes.pop(part)

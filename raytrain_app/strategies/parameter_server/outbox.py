@@ -22,7 +22,7 @@ class Sent:
         slot: where its vector lies.
         vector: the whole flat vector; each server takes its range.
         counters: growth of the integer buffers.
-        lr, loss, correct, rows, ids: see `ledger.Outcome`.
+        lr, loss, correct, rows, extra, ids: see `ledger.Outcome`.
         acknowledged: by number of the server, the version after it was applied there.
         refused: servers that found it too old; it must not be sent to them again.
     """
@@ -35,6 +35,7 @@ class Sent:
     loss: float = 0.0
     correct: int = 0
     rows: int = 0
+    extra: list[float] = field(default_factory=list)
     ids: list[int] = field(default_factory=list)
     acknowledged: dict[int, int] = field(default_factory=dict)
     refused: set[int] = field(default_factory=set)

@@ -12,7 +12,7 @@ from contextlib import suppress
 import numpy as np
 import torch
 
-from raytrain_app.strategies.parameter_server.desk import Desk, HungUp
+from raytrain_app.strategies.parameter_server.desk import NOTHING_TOLD, Desk, HungUp, Told
 from raytrain_app.strategies.parameter_server.memory import can_share
 from raytrain_app.strategies.parameter_server.session import Session
 from raytrain_app.strategies.parameter_server.shard import Push, Shard, Status
@@ -65,8 +65,8 @@ class Serving:
             session = self._welcome(peer)
             while session is not None:
                 request, _ = peer.asked()
-                push, ids = self._read_push(session, request) if request.op == Op.PUSH else (None, [])
-                answer = self._desk.answer(session, request, push, ids)
+                push, told = self._read_push(session, request) if request.op == Op.PUSH else (None, NOTHING_TOLD)
+                answer = self._desk.answer(session, request, push, told)
                 peer.answer(answer.reply, answer.body, answer.fd)
         except (OSError, HungUp):  # the worker is gone, or was hung up on
             pass
@@ -94,15 +94,19 @@ class Serving:
         peer.answer(reply, [np.array(lacking, np.int64).tobytes()])
         return session if reply.status == Status.DONE else None
 
-    def _read_push(self, session: Session, request: Request) -> tuple[Push, list[int]]:
-        """The gradient and, with audit, the ids of the rows behind it."""
+    def _read_push(self, session: Session, request: Request) -> tuple[Push, Told]:
+        """The gradient, and what the lead is told beside it."""
         shard = self._shard()
         vector, read_bytes = session.read_vector(request.slot, shard.start, shard.stop, shard.versions.current.dtype)
-        numbers = np.frombuffer(session.peer.read(request.body_bytes - read_bytes), np.int64)
-        counters, ids = numbers[: len(shard.counters)], numbers[len(shard.counters) :]
+        body = session.peer.read(request.body_bytes - read_bytes)
+        scores, rest = 8 * len(shard.counters), 8 * (len(shard.counters) + request.extras)
+        counters, extra, ids = (
+            np.frombuffer(memoryview(body)[place], kind)
+            for place, kind in ((slice(scores), np.int64), (slice(scores, rest), np.float64), (slice(rest, None), np.int64))
+        )
         replay = bool(request.flags & Flag.REPLAY)
         push = Push(request.lease, vector, torch.from_numpy(counters), request.base, request.lr, request.rows, replay)
-        return push, ids.tolist()
+        return push, Told(extra.tolist(), ids.tolist())
 
     def _shard(self) -> Shard:
         shard = self._desk.shard

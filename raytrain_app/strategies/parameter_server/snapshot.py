@@ -83,7 +83,8 @@ def to_checkpoint(learner: Learner, states: Sequence[ShardState]) -> TrainState:
     load_into(learner, states)
     state = learner.state()
     whole = _joined(states)
-    state.optimizer = {name: slot for name, slot in whole.slots.items() if name not in WHOLE_RANGE}
+    slots = [name for name in whole.slots if name not in WHOLE_RANGE]
+    state.optimizer = {**{name: whole.slots[name] for name in slots}, **learner.callbacks.state()}
     places = [
         {
             **{name: getattr(state, name) for name in ("start", "stop", "version", "updates", "applied")},
@@ -93,7 +94,7 @@ def to_checkpoint(learner: Learner, states: Sequence[ShardState]) -> TrainState:
     ]
     state.progress = {
         **progress_of(states[0]).to_json(),
-        "parameter_server": {"ranges": places, "ledger": states[0].ledger},
+        "parameter_server": {"ranges": places, "slots": slots, "ledger": states[0].ledger},
     }
     return state
 
@@ -105,13 +106,14 @@ def from_checkpoint(learner: Learner, state: TrainState) -> list[ShardState]:
         StorageError: the checkpoint is of another model.
     """
     saved: Mapping[str, Any] = state.progress["parameter_server"]
-    learner.load(replace(state, optimizer={}))
+    others = {name: array for name, array in state.optimizer.items() if name not in saved["slots"]}
+    learner.load(replace(state, optimizer=others))
     vector, counters = learner.flat()
     parameters = learner.layout.num_parameters
     states = []
     for number, place in enumerate(saved["ranges"]):
         start, stop = place["start"], place["stop"]
-        slots = {name: slot[start : min(stop, parameters)] for name, slot in state.optimizer.items()}
+        slots = {name: state.optimizer[name][start : min(stop, parameters)] for name in saved["slots"]}
         slots |= {name: np.array(value) for name, value in place["slots"].items()}
         states.append(
             ShardState(

@@ -58,6 +58,7 @@ class Request(NamedTuple):
         confirm: a lease that all servers have applied; -1 for none.
         returned: a lease that a server has refused; -1 for none.
         lr, loss, correct, rows: of the push, see `shard.Push` and `ledger.Outcome`.
+        extras: how many scores more than those come in the body.
         body_bytes: what follows the frame.
     """
 
@@ -74,6 +75,7 @@ class Request(NamedTuple):
     loss: float = 0.0
     correct: int = 0
     rows: int = 0
+    extras: int = 0
     body_bytes: int = 0
 
 
@@ -102,7 +104,7 @@ class Reply(NamedTuple):
     body_bytes: int = 0
 
 
-_REQUEST = struct.Struct("<BBxxiqqqqqqddqqQ")
+_REQUEST = struct.Struct("<BBxxiqqqqqqddqqqQ")
 _REPLY = struct.Struct("<BBxxiqqqqQ")
 
 

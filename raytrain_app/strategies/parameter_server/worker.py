@@ -10,7 +10,7 @@ from ray.exceptions import RayError
 
 from raytrain_app.actors import wait_for
 from raytrain_app.data import Reader, epoch_order
-from raytrain_app.elastic.plan import learning_rate, shard_rows, shard_seed
+from raytrain_app.elastic.plan import learning_rate, shard_seed, training_rows
 from raytrain_app.elastic.reduce import Shard
 from raytrain_app.errors import TrainingError
 from raytrain_app.strategies.parameter_server.client import Client
@@ -77,13 +77,13 @@ class LeasedWork:
         x, y = self._reader.rows(ids)
         self._load()
         shard = self.learner.shard(x, y, shard_seed([self.job.train.seed, epoch, step, part]))
-        loss, correct, *_ = shard.scores.tolist()
+        loss, correct, *extra = shard.scores.tolist()
         sent = self._client.new_push(lease, shard.counters.cpu() - self._client.counters)
         self._fill(sent.vector, shard, len(ids))
         self._refuse_nan(sent.vector, loss, step, epoch)
         rule, total = self.job.optimizer, self.job.train.epochs * self._plan.steps_per_epoch
         sent.lr = learning_rate(rule.schedule, rule.lr, step, total, rule.warmup_steps)
-        sent.loss, sent.correct, sent.rows = loss, round(correct), len(ids)
+        sent.loss, sent.correct, sent.rows, sent.extra = loss, round(correct), len(ids), extra
         sent.ids = ids.tolist() if self.job.audit else []
         answer = self._client.push(sent)
         self.link.clock += not answer.refused
@@ -128,7 +128,7 @@ class LeasedWork:
         size = self.job.train.global_batch_size
         start = (step - epoch * self._plan.steps_per_epoch) * size
         batch = self._order[1][start : start + size]
-        return np.asarray(batch[shard_rows(len(batch), self._plan.parts, part)])
+        return np.asarray(batch[training_rows(len(batch), self._plan.parts, part)])
 
     def _where(self, known: Table | None) -> Table | None:
         """Where the servers are now, see `client.Source`."""

@@ -13,7 +13,7 @@ JOB = job_from_dict({"name": "j", "task": "mnist", "model": {"name": "linear"}, 
 
 
 def outcome(loss: float, rows: int = 2, ids: tuple[int, ...] = ()) -> Outcome:
-    return Outcome("w", loss, 1, rows, 0.1, 3, list(ids), 100.0 + loss)
+    return Outcome("w", loss, 1, rows, [loss], 0.1, 3, list(ids), 100.0 + loss)
 
 
 def test_a_fast_workers_next_epoch_is_told_after_this_one() -> None:

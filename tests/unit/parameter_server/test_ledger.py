@@ -12,7 +12,7 @@ from raytrain_app.strategies.parameter_server.ledger import END, WAIT, Ledger, O
 
 
 def outcome(worker: str, lease: int = 0) -> Outcome:
-    return Outcome(worker, 1.0, 1, 1, 0.1, 0, [lease], 0.0)
+    return Outcome(worker, 1.0, 1, 1, [], 0.1, 0, [lease], 0.0)
 
 
 def finish(ledger: Ledger, worker: str, lease: int) -> list[Outcome]:
