@@ -24,6 +24,9 @@ LIMIT_S = 240.0
 STEPS = 2 * 113
 
 
+pytestmark = pytest.mark.slow
+
+
 class Command:
     """A `raytrain run` of examples/custom_task.yaml, in a session of its own as a terminal has it."""
 
