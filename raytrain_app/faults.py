@@ -20,7 +20,7 @@ from raytrain_app.report.updates import Update
 from raytrain_app.storage.requests import Request, Requests
 from raytrain_app.storage.rundir import RunDirectory
 
-KINDS = ("kill", "stop", "drain", "node", "resize")
+KINDS = ("kill", "stop", "drain", "node", "resize", "server")
 DRAIN_S = 8.0
 """Notice that a drained node gets before it is gone."""
 NODE_GAP_S = 2.0
@@ -97,16 +97,18 @@ class Injector:
     def _commit(self, fault: Fault) -> None:
         entry: dict[str, Any] = {"kind": fault.kind, "step": fault.step, "time": time.time()}
         self.committed.append(entry)
-        workers = [w for w in self._workers() if w["state"] in ("active", "waiting")]
+        status = RunDirectory.open(self._directory).read_status() or {"workers": [], "servers": []}
+        workers = [w for w in status["workers"] if w["state"] in ("active", "waiting")]
+        victims = status["servers"] if fault.kind == "server" else workers
         if fault.kind == "resize":
             entry["workers"] = self._rng.randint(1, self._most)
             Requests(RunDirectory.open(self._directory).folder).post(Request(kind="scale", least=1, most=entry["workers"]))
-        elif not workers:
-            entry["skipped"] = "no worker was training"
-        elif fault.kind in ("kill", "stop"):
-            victim = self._rng.choice(workers)
-            entry["worker"] = victim["worker"]
-            number = signal.SIGKILL if fault.kind == "kill" else signal.SIGSTOP
+        elif not victims:
+            entry["skipped"] = "no server was there" if fault.kind == "server" else "no worker was training"
+        elif fault.kind in ("kill", "stop", "server"):
+            victim = self._rng.choice(victims)
+            entry |= {name: victim[name] for name in ("worker", "server") if name in victim}
+            number = signal.SIGSTOP if fault.kind == "stop" else signal.SIGKILL
             _on_node(victim["node"], victim["pid"], number)
         else:
             self._lose_node(fault.kind, self._rng.choice(workers)["node"], entry)
@@ -121,10 +123,6 @@ class Injector:
             self._nodes.remove(node_id)
         time.sleep(NODE_GAP_S)
         self._nodes.add()
-
-    def _workers(self) -> list[dict[str, Any]]:
-        status = RunDirectory.open(self._directory).read_status()
-        return list(status["workers"]) if status else []
 
 
 def _on_node(node_id: str, pid: int, number: int) -> None:

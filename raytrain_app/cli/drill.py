@@ -19,6 +19,7 @@ def drill(
     drain: Annotated[int, typer.Option(min=0, help="Nodes to drain, as a spot notice does, and then to lose.")] = 0,
     node: Annotated[int, typer.Option(min=0, help="Nodes to lose without notice.")] = 0,
     resize: Annotated[int, typer.Option(min=0, help="Changes of the number of workers.")] = 0,
+    server: Annotated[int, typer.Option(min=0, help="Parameter servers to kill.")] = 0,
     seed: Annotated[int, typer.Option(help="Of the random schedule.")] = 0,
     nodes: Annotated[int, typer.Option(min=1, help="Ray nodes to make on this machine.")] = 2,
     address: Annotated[str | None, typer.Option(metavar="ADDRESS", help="Use a running cluster instead.")] = None,
@@ -38,7 +39,7 @@ def drill(
     from raytrain_app.cli.quiet import quiet_terminal
     from raytrain_app.report.terminal import shown
 
-    counts = {"kill": kill, "stop": stop, "drain": drain, "node": node, "resize": resize}
+    counts = {"kill": kill, "stop": stop, "drain": drain, "node": node, "resize": resize, "server": server}
     with (
         quiet_terminal(f"{job.storage}/{job.name}-drill-{seed}-disturbed", debug=debug) as terminal,
         shown(quiet=quiet, epochs=job.train.epochs, console=Console(file=terminal, force_terminal=False)) as show,

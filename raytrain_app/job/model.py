@@ -372,6 +372,11 @@ class Job(Section):
         free = isinstance(self.strategy, ParameterServer) and self.strategy.sync != "bulk"
         return 2**31 - 1 if free else self.num_shards
 
+    @property
+    def same_bits(self) -> bool:
+        """Whether the result has the same bits for any number of workers, and whatever happens to them."""
+        return self.train.reduction == "exact" and self.most_workers == self.num_shards
+
     def to_yaml(self) -> str:
         """The job with every default written out; `load_job` reads it back to an equal job."""
         return yaml12.dump(self.model_dump())
