@@ -186,7 +186,8 @@ def _start_with_those_there(job: Job, membership: Actor, mail: Mail) -> None:
             f"{max(job.scaling.wait_s, START_S):g} s (scaling.wait_s is {job.scaling.wait_s:g}); "
             "something else may use the cluster's resources: see `ray status`"
         )
-    wait_for(membership.expect.remote(len(mail.workers)))
+    if not job.uses_tf_distribute:  # whose groups are whole or nothing
+        wait_for(membership.expect.remote(len(mail.workers)))
 
 
 @contextmanager

@@ -63,6 +63,8 @@ class DistributedLearner(KerasLearner):
         if self._connected:
             raise TrainingError(f"a step of tf.distribute failed though no worker was lost: {self._error}")
         self._connected = True
+        if world_size != self._num_workers:
+            raise TrainingError(f"tf.distribute was started with {self._num_workers} workers, and {world_size} came to train")
         versions: list[Any] = [None] * world_size
         if world_size > 1:
             with collective():
