@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from typing import Literal
 
 from raytrain_app.actors import Actor, wait_for
 from raytrain_app.cluster.nodes import ask_autoscaler, living_nodes, room
@@ -35,9 +36,9 @@ class GroupSupervisor:
         self._pool: Pool | None = None
         self._started = 0
         self._complete = self._retired = False
-        self._failed_starts = 0
+        self._failed_starts = self._asked = 0
         self._lacking_since_s: float | None = None
-        self._fitting_since_s: float | None = None
+        self._other_size_since_s: float | None = None
 
     def tend(self, mail: Mail, most: int) -> list[Decision]:
         """Starts a group if there is none, ends one of the wrong size, and returns what it did.
@@ -56,24 +57,22 @@ class GroupSupervisor:
         present = sum(worker.pool == self._pool.number for worker in mail.workers)
         self._complete = self._complete or present == self._pool.size
         wanted, now_s = min(most, self._places()), time.monotonic()
-        if self._retired or wanted == self._pool.size:
-            self._fitting_since_s = None
-        elif not self._complete and wanted < self._pool.size:  # the node that it waits for is gone
+        self._other_size_since_s = None if wanted == self._pool.size else self._other_size_since_s or now_s
+        verdict = judge(self._pool.size, self._complete, wanted, now_s - (self._other_size_since_s or now_s))
+        if verdict == "abort":
             self._pool.abort()
             self._pool = None
-        elif self._complete:
-            self._fitting_since_s = self._fitting_since_s or now_s
-            if wanted < self._pool.size or now_s - self._fitting_since_s > SETTLE_S:
-                self._retired = True
-                wait_for(self._membership.rearrange.remote(retire=[self._pool.number]))
-                return [Retire(self._pool.number)]
+        elif verdict == "end" and not self._retired:
+            self._retired = True
+            wait_for(self._membership.rearrange.remote(retire=[self._pool.number]))
+            return [Retire(self._pool.number)]
         return []
 
     def close(self, timeout_s: float) -> None:
         """Waits until all workers have returned, and ends those that have not in time."""
         if self._pool is not None and not self._pool.ended(timeout_s):
             self._pool.abort()
-        ask_autoscaler(0, self._job.scaling.resources_per_worker)
+        self._ask_for(0)
 
     def _bury(self, pool: Pool) -> None:
         self._failed_starts = 0 if self._complete else self._failed_starts + 1
@@ -87,7 +86,7 @@ class GroupSupervisor:
         if size < least:
             if self._lacking_since_s is None:
                 self._lacking_since_s = now_s
-                ask_autoscaler(most, self._job.scaling.resources_per_worker)
+                self._ask_for(most)
             if now_s - self._lacking_since_s > self._job.scaling.wait_s:
                 raise ClusterError(
                     f"a group of tf.distribute needs at least {least} workers, and there is room for {size}; no more came within "
@@ -95,13 +94,36 @@ class GroupSupervisor:
                 )
             return []
         self._lacking_since_s = None
+        self._ask_for(0)
         number, self._started = self._started, self._started + 1
         wait_for(self._membership.expect.remote(size))
         self._complete = self._retired = False
         self._pool = Pool(number, size, None, self._job, self._body.run, self._body.argument(number))
         return [Start("any", size)]
 
+    def _ask_for(self, workers: int) -> None:
+        if workers != self._asked:
+            ask_autoscaler(workers, self._job.scaling.resources_per_worker)
+            self._asked = workers
+
     def _places(self) -> int:
         """Workers that the cluster could hold in all."""
         per_worker = self._job.scaling.resources_per_worker
         return sum(room(node.resources, per_worker) for node in living_nodes() if not node.draining)
+
+
+def judge(size: int, complete: bool, wanted: int, since_s: float) -> Literal["keep", "end", "abort"]:
+    """What to do with a running group.
+
+    Args:
+        size: workers it was started with.
+        complete: all of them have come.
+        wanted: workers that a group started now would have.
+        since_s: seconds for which that has been another number.
+
+    Returns:
+        "end" at a step boundary, for a group of another size; "abort" at once, since the node that it waits for is gone.
+    """
+    if wanted < size:
+        return "end" if complete else "abort"
+    return "end" if complete and wanted > size and since_s > SETTLE_S else "keep"
