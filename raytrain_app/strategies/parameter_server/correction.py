@@ -17,6 +17,21 @@ GAP_MEAN = 0.99
 
 
 @dataclass(frozen=True)
+class Corrected:
+    """What is left of a gradient.
+
+    Attributes:
+        gradient: to update with.
+        lr: to update with.
+        divisor: by which the step that comes of it is divided, element by element; None leaves it as it is.
+    """
+
+    gradient: torch.Tensor
+    lr: float
+    divisor: torch.Tensor | None = None
+
+
+@dataclass(frozen=True)
 class Correction:
     """A correction of stale gradients.
 
@@ -24,8 +39,9 @@ class Correction:
         name: "none".
             "staleness": the learning rate is divided by the number of updates that the gradient missed (W. Zhang, Gupta,
             Lian and Liu, Staleness-aware Async-SGD, IJCAI 2016).
-            "gap": each element is divided by 1 plus the distance that its parameter has moved since, in units of the size
-            of one update (Barkai, Hakimi and Schuster, Gap-Aware Mitigation of Gradient Staleness, ICLR 2020).
+            "gap": the step of each element is divided by 1 plus the distance that its parameter has moved since, in units of
+            the size of one update (Barkai, Hakimi and Schuster, Gap-Aware Mitigation of Gradient Staleness, ICLR 2020, who
+            divide the gradient: the same for plain steps, but rules that normalize gradients would undo it).
             "delay": the gradient at the current parameters is approximated to first order, with lambda * g * g for the
             Hessian's diagonal and lambda set by a running mean of g * g (Zheng, Meng, Wang, Chen, Yu, Ma and Liu,
             Asynchronous SGD with Delay Compensation, ICML 2017: DC-ASGD-a).
@@ -46,8 +62,8 @@ class Correction:
 
     def apply(
         self, gradient: torch.Tensor, lr: float, staleness: int, now: torch.Tensor, base: torch.Tensor | None, slots: Slots
-    ) -> tuple[torch.Tensor, float]:
-        """The corrected gradient and learning rate. A gradient that missed nothing is left as it is.
+    ) -> Corrected:
+        """Corrects a gradient; one that missed nothing is left as it is.
 
         Args:
             gradient: only read.
@@ -61,14 +77,14 @@ class Correction:
         if self.name == "delay":
             slots["mean_square"].mul_(DELAY_MEAN).addcmul_(gradient, gradient, value=1 - DELAY_MEAN)
         if staleness == 0 or self.name == "none":
-            return gradient, lr
+            return Corrected(gradient, lr)
         if self.name == "staleness" or base is None:
-            return gradient, lr / staleness
+            return Corrected(gradient, lr / staleness)
         if self.name == "gap":
             size = float(slots["update_size"])
-            return (gradient / (now - base).abs_().div_(size).add_(1.0), lr) if size > 0 else (gradient, lr)
+            return Corrected(gradient, lr, (now - base).abs_().div_(size).add_(1.0) if size > 0 else None)
         strength = (slots["mean_square"] + DELAY_EPS).rsqrt_().mul_(DELAY_LAMBDA)
-        return strength.mul_(gradient).mul_(gradient).mul_(now - base).add_(gradient), lr
+        return Corrected(strength.mul_(gradient).mul_(gradient).mul_(now - base).add_(gradient), lr)
 
     def learn(self, old: torch.Tensor, new: torch.Tensor, slots: Slots) -> None:
         """Is told of each update."""

@@ -205,8 +205,10 @@ class Shard:
             piece = slice(start, min(start + size, n))
             slots = {name: slot[piece] if slot.numel() == n else slot for name, slot in self.slots.items()}
             known = None if base is None else base[piece]
-            gradient, lr = policy.correction.apply(push.vector[piece], push.lr, staleness, old[piece], known, slots)
-            policy.update.apply(old[piece], gradient, slots, lr, self.updates, new[piece])
+            corrected = policy.correction.apply(push.vector[piece], push.lr, staleness, old[piece], known, slots)
+            policy.update.apply(old[piece], corrected.gradient, slots, corrected.lr, self.updates, new[piece])
+            if corrected.divisor is not None:
+                new[piece].sub_(old[piece]).div_(corrected.divisor).add_(old[piece])
         if n < len(old):
             # A weighted mean can never run away, however old the sender's statistics are.
             torch.lerp(old[n:], push.vector[n:], 1.0 / (1 + staleness), out=new[n:])

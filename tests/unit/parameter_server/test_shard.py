@@ -56,6 +56,19 @@ def test_staleness_divides_the_rate() -> None:
     assert shard.versions.current.tolist() == pytest.approx([1 + 1 + 1 / 2 + 1 / 3] * 4)
 
 
+@pytest.mark.parametrize("rule", ["sgd", "adam"])
+def test_a_gap_shortens_the_step_of_each_parameter(rule: str) -> None:
+    policy = Policy(Update(rule), Correction("gap"), num_parameters=4)  # type: ignore[arg-type]
+    corrected, plain = make_shard(policy), make_shard(dataclasses.replace(policy, correction=Correction("none")))
+    for shard in (corrected, plain):
+        shard.apply(ones(0, 0))
+        before = shard.versions.current.clone()
+        base = before - torch.tensor([0.0, 1.0, 2.0, 3.0])
+        shard.apply(ones(1, 0), base)
+    steps = [shard.versions.current - before for shard in (corrected, plain)]
+    assert (steps[1] / steps[0]).tolist() == pytest.approx([1.0, 2.0, 3.0, 4.0], rel=1e-4), "one update moved parameters by 1"
+
+
 def test_float_buffers_move_towards_the_senders_and_counters_grow() -> None:
     shard = make_shard(Policy(correction=Correction("none"), num_parameters=2), size=3, counters=1)
     shard.apply(dataclasses.replace(ones(0, 0, 3, 8.0), counters=torch.tensor([2])))
