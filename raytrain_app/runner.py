@@ -78,7 +78,7 @@ def run(job: Job, *, resume: bool = False, address: str | None = None, on_update
         Interrupted: stopped by Ctrl-C, SIGTERM or `raytrain stop`; a checkpoint is written.
     """
     update = on_update or (lambda _: None)
-    task = load_task(job.task)
+    task = load_task(job.task, job.data.classes)
     problems = find_problems(job, task)
     if problems:
         raise JobError("\n".join(problems))

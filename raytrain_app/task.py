@@ -7,6 +7,8 @@ task and builds its model itself.
 
 from __future__ import annotations
 
+import copy
+import dataclasses
 import difflib
 import importlib
 import os
@@ -74,11 +76,13 @@ class Task:
 
     The engine trains on the SUM of the losses of a shard and divides by the global batch, so `torch_loss` returns a sum.
 
+    `self.columns.num_classes` is the job's `data.classes` where it names them, so models should have that many outputs.
+
     Methods named `keras_...` get the Keras to build with as their argument `keras`: Keras 3, or tf_keras under
     `strategy.tf_distribute`. A task that builds with it trains under both.
     """
 
-    columns: ClassVar[Columns]
+    columns: Columns
     models: ClassVar[Mapping[str, type[ModelOptions]]]
     default_source: ClassVar[str] = "mnist-sample"
 
@@ -196,8 +200,12 @@ class Task:
         return ()
 
 
-def load_task(name: str) -> Task:
+def load_task(name: str, num_classes: int | None = None) -> Task:
     """Finds a task by built-in name or `package.module:TASK`; the current folder is searched too.
+
+    Args:
+        name: the job's `task`.
+        num_classes: the job's `data.classes`, in place of the task's own number.
 
     Raises:
         JobError: there is no such task, its module cannot be imported, or the name is not a `Task`.
@@ -222,4 +230,7 @@ def load_task(name: str) -> Task:
         raise JobError(
             f"task: {module_name} has {found} under the name {attribute!r}; expected an instance of raytrain_app.task.Task"
         )
+    if num_classes not in (None, task.columns.num_classes):
+        task = copy.copy(task)
+        task.columns = dataclasses.replace(task.columns, num_classes=num_classes)
     return task

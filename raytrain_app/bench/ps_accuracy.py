@@ -78,7 +78,7 @@ def _seconds_to(job: Job) -> float | None:
     directory = RunDirectory.open(result.directory)
     times = {line["step"]: line["time"] for line in directory.read_metrics() if line["kind"] == "step"}
     store = CheckpointStore(directory.checkpoints, job.checkpoint.keep, job.checkpoint.monitor, job.checkpoint.mode)
-    task = load_task(job.task)
+    task = load_task(job.task, job.data.classes)
     prepare_process(job)
     learner = build_learner(job, task, torch.device("cpu"))
     test = load(job, task).test

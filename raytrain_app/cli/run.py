@@ -85,7 +85,7 @@ def check(
     from raytrain_app.cluster.fit import fit_problems
     from raytrain_app.task import load_task
 
-    task = load_task(job.task)
+    task = load_task(job.task, job.data.classes)
     file = None if cluster is None else load_cluster(cluster)
     problems = [*find_problems(job, task), *(storage_problems(job) if file is None else fit_problems(job, file))]
     if problems:

@@ -49,7 +49,7 @@ def submit(
     from raytrain_app.cluster.package import describe, plan_package
     from raytrain_app.task import load_task
 
-    task = load_task(job.task)
+    task = load_task(job.task, job.data.classes)
     if problems := list(model_problems(job, task)):
         raise JobError("\n".join(problems))
     variables = _variables(env or ())

@@ -49,7 +49,7 @@ class Trained:
     @property
     def num_classes(self) -> int:
         """Classes that it tells apart."""
-        return self.job.data.classes or self.task.columns.num_classes
+        return self.task.columns.num_classes
 
     def probabilities(self, x: np.ndarray) -> np.ndarray:
         """Probability of each class, float64 (rows, classes), for rows x (rows, *shape)."""
@@ -88,7 +88,7 @@ def load_trained(folder: Folder, which: str = "latest", *, on_cpu: bool = False)
         raise StorageError(f"there is no checkpoint in {directory.checkpoints.at('')}; train the run a little longer")
     state, step, messages = found
     _prepare_process(job)
-    task = load_task(job.task)
+    task = load_task(job.task, job.data.classes)
     if job.model.name not in task.models:
         raise JobError(f"task {job.task} has no model {job.model.name!r} any more; it has {', '.join(task.models)}")
     learner = _build(job, task, on_cpu)

@@ -116,7 +116,7 @@ def _build(spec: WorkerSpec, job: Job, worker_id: str, device: torch.device) -> 
         kind=_kind(job, device),
     )
     link = Link(spec.membership, info)
-    task = load_task(job.task)
+    task = load_task(job.task, job.data.classes)
     learner = build_learner(job, task, device, spec.directory)
     dataset = ray.get(spec.dataset[0])
     return Worker(job, task, learner, dataset, link, rendezvous, device, spec.directory, spec.vault)

@@ -1,4 +1,4 @@
-"""MNIST and everything shaped like it: 28 x 28 grey images in ten classes."""
+"""MNIST and everything shaped like it: 28 x 28 grey images, in ten classes unless `data.classes` says otherwise."""
 
 from __future__ import annotations
 
@@ -45,15 +45,16 @@ class Mnist(Task):
         return Pictures(light_on_dark=True, ink=None if "fashion" in source.lower() else 20)
 
     def torch_model(self, name: str, options: Any) -> nn.Module:
+        classes = self.columns.num_classes
         if name == "linear":
-            return nn.Sequential(nn.Flatten(), nn.Linear(784, 10))
+            return nn.Sequential(nn.Flatten(), nn.Linear(784, classes))
         if name == "mlp":
             return nn.Sequential(
                 nn.Flatten(),
                 nn.Linear(784, options.hidden),
                 nn.ReLU(),
                 nn.Dropout(options.dropout),
-                nn.Linear(options.hidden, 10),
+                nn.Linear(options.hidden, classes),
             )
         channels, last = options.channels, options.channels * 2
         return nn.Sequential(
@@ -63,7 +64,7 @@ class Mnist(Task):
             nn.Linear(last * 7 * 7, options.hidden),
             nn.ReLU(),
             nn.Dropout(options.dropout),
-            nn.Linear(options.hidden, 10),
+            nn.Linear(options.hidden, classes),
         )
 
     def torch_inputs(self, x: torch.Tensor) -> torch.Tensor:
@@ -71,10 +72,10 @@ class Mnist(Task):
         return super().torch_inputs(x).unsqueeze(1)
 
     def keras_model(self, keras: Any, name: str, options: Any) -> Any:
-        layers = keras.layers
+        layers, classes = keras.layers, self.columns.num_classes
         if name == "linear":
-            return keras.Sequential([layers.Input((28, 28, 1)), layers.Flatten(), layers.Dense(10)])
-        hidden = [layers.Dense(options.hidden, activation="relu"), layers.Dropout(options.dropout), layers.Dense(10)]
+            return keras.Sequential([layers.Input((28, 28, 1)), layers.Flatten(), layers.Dense(classes)])
+        hidden = [layers.Dense(options.hidden, activation="relu"), layers.Dropout(options.dropout), layers.Dense(classes)]
         if name == "mlp":
             return keras.Sequential([layers.Input((28, 28, 1)), layers.Flatten(), *hidden])
         convolutions = [

@@ -203,7 +203,8 @@ class Evaluator:
     @cached_property
     def _learner(self) -> Learner:
         prepare_process(self._job)
-        return build_learner(self._job, load_task(self._job.task), torch.device("cpu"), self._spec.directory)
+        task = load_task(self._job.task, self._job.data.classes)
+        return build_learner(self._job, task, torch.device("cpu"), self._spec.directory)
 
     @cached_property
     def _callbacks(self) -> EpochCallbacks:
