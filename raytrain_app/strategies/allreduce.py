@@ -8,17 +8,17 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import cast
 
 import numpy as np
 import torch
 import torch.distributed as dist
 
-from raytrain_app.data import Reader, Split, epoch_order
+from raytrain_app.data import Split
 from raytrain_app.elastic.group import Group, PeerLost, collective
 from raytrain_app.elastic.plan import filled_shards, learning_rate, owned_shards, shard_rows, shard_seed, training_rows
-from raytrain_app.elastic.progress import Metrics, Progress, steps_per_epoch
+from raytrain_app.elastic.progress import Metrics, Progress
 from raytrain_app.elastic.reduce import Layout, Reducer, Shard, Total
 from raytrain_app.elastic.roster import Generation
 from raytrain_app.elastic.vault import VaultKeeper
@@ -28,6 +28,7 @@ from raytrain_app.state import TrainState, weights_sha256
 from raytrain_app.storage.checkpoints import CheckpointStore
 from raytrain_app.storage.folder import Folder
 from raytrain_app.storage.saver import Saver
+from raytrain_app.strategies.batches import Batch, Batches
 from raytrain_app.strategies.hooks import Hooks
 from raytrain_app.strategies.worker import Worker
 
@@ -35,24 +36,6 @@ JOIN, LEAVE, CHECKPOINT, STOP = range(4)
 """Places of the control flags in the reduced buffer."""
 EVALUATION_ROWS = 250
 """Rows of one forward pass in evaluation. A constant, since kernels may round differently for other sizes."""
-
-
-@dataclass(frozen=True)
-class _Batch:
-    """A global batch, and this worker's part of it.
-
-    Attributes:
-        rows: row ids of the whole batch.
-        mine: those of this worker's shards.
-        first: place of the first of them in the batch.
-        x, y: their content.
-    """
-
-    rows: np.ndarray
-    mine: np.ndarray
-    first: int
-    x: np.ndarray
-    y: np.ndarray
 
 
 def train(worker: Worker) -> None:
@@ -67,9 +50,8 @@ class AllReduce:
         self.job, self.learner, self.link = worker.job, worker.learner, worker.link
         self._fast_learner = cast(FastLearner, worker.learner)
         self._worker = worker
-        self._split = worker.dataset.train
-        self._readers: dict[int, Reader] = {}
-        self._steps = steps_per_epoch(len(self._split), self.job.train.global_batch_size)
+        self._batches = Batches(self.job, worker.dataset.train)
+        self._steps = self._batches.num_steps
         self._store = CheckpointStore(
             Folder.open(worker.directory).child("checkpoints"),
             self.job.checkpoint.keep,
@@ -80,7 +62,6 @@ class AllReduce:
         self._keeper = VaultKeeper(worker.vault) if worker.vault is not None else None
         self._hooks = Hooks(worker.learner, self._steps)
         self.progress = Progress()
-        self._order: tuple[int, np.ndarray] | None = None
 
     # ---- generations ----
 
@@ -194,7 +175,7 @@ class AllReduce:
         if self.link.signals.abort:
             raise PeerLost("the run is over")
         signals, progress = self.link.signals, self.progress
-        batch = self._read_batch(progress.step)
+        batch = self._batches.read(progress.step, self._shards)
         flags = [int(signals.join), int(leaving), int(signals.checkpoint), int(signals.stop)]
         # A batch too small to give every worker rows takes the exact way, which bears empty shards.
         filled = filled_shards(len(batch.rows), self.job.num_shards)
@@ -216,18 +197,7 @@ class AllReduce:
         self.link.stopwatch.switch("useful")
         return total
 
-    def _read_batch(self, step: int) -> _Batch:
-        """Reads this worker's part of a global batch, and asks for that of the next one."""
-        reader, shards = self._reader(self._split), self._shards
-        rows = self._rows(step)
-        mine = _span(len(rows), self.job.num_shards, shards)
-        x, y = reader.rows(rows[mine])
-        if (step + 1) % self._steps:
-            upcoming = self._rows(step + 1)
-            reader.prefetch(upcoming[_span(len(upcoming), self.job.num_shards, shards)])
-        return _Batch(rows, rows[mine], mine.start, x, y)
-
-    def _reduce_exact(self, batch: _Batch, flags: list[int], told: list[int] | None) -> Total:
+    def _reduce_exact(self, batch: Batch, flags: list[int], told: list[int] | None) -> Total:
         progress, num_rows, num_shards = self.progress, len(batch.rows), self.job.num_shards
 
         def shard(number: int) -> Shard:
@@ -238,7 +208,7 @@ class AllReduce:
 
         return self._reducer.reduce(shard, num_rows, filled_shards(num_rows, num_shards), flags, told)
 
-    def _reduce_fast(self, batch: _Batch, flags: list[int], told: list[int] | None) -> Total:
+    def _reduce_fast(self, batch: Batch, flags: list[int], told: list[int] | None) -> Total:
         """The framework's own step: gradients are reduced while they are computed, then one small vector carries the rest."""
         seed = shard_seed([self.job.train.seed, self.progress.epoch, self.progress.step, self._shards[0]])
         scores = self._fast_learner.fast_shard(batch.x, batch.y, seed, len(batch.rows))
@@ -263,18 +233,6 @@ class AllReduce:
                 f"(loss {total.loss}); "
                 "the step was not applied. Lower optimizer.lr, set train.clip_norm, or check the data"
             )
-
-    def _rows(self, step: int) -> np.ndarray:
-        """Row ids of the global batch of `step`."""
-        epoch, size = step // self._steps, self.job.train.global_batch_size
-        if self._order is None or self._order[0] != epoch:
-            self._order = epoch, epoch_order(self._split, self.job.train.seed, epoch, self.job.data.order)
-        start = (step - epoch * self._steps) * size
-        return self._order[1][start : start + size]
-
-    def _reader(self, split: Split) -> Reader:
-        """One reader a set of blocks, which train and validation rows may share."""
-        return self._readers.setdefault(id(split.blocks), Reader(split.blocks))
 
     def _record(self, kind: str, lr: float, metrics: Metrics, rows: Sequence[int] = ()) -> None:
         """Hands a line of metrics.jsonl to the link; with audit, the ids of the rows applied travel with it."""
@@ -327,7 +285,7 @@ class AllReduce:
         """Exact loss and accuracy over all rows of a split; each row counts once, and the bits do not depend on the workers."""
         if self.job.train.reduction == "fast":
             self._fast_learner.share_buffers()
-        reader = self._reader(split)
+        reader = self._batches.reader(split)
         nothing = torch.empty(0, device=self.learner.device)
 
         def shard(number: int) -> Shard:
@@ -387,8 +345,3 @@ class AllReduce:
             self._store.attach(step, name, self.learner.export())
         except Exception as error:  # a model's own code may not bear to be saved; its checkpoint is there all the same
             self.link.event("export_failed", file=name, error=f"{type(error).__name__}: {error}")
-
-
-def _span(num_rows: int, num_shards: int, shards: range) -> slice:
-    """Places in a batch of the rows of consecutive shards."""
-    return slice(training_rows(num_rows, num_shards, shards[0]).start, training_rows(num_rows, num_shards, shards[-1]).stop)
