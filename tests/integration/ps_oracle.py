@@ -74,8 +74,8 @@ class Pusher:
 
     def push_for_ever(self) -> None:
         """Pushes ones."""
-        layout = Layout(SIZE, 0, 0)
-        client = Client(self._where, f"w-{uuid.uuid4().hex[:8]}", layout, bulk=self._bulk, local=self._local)
+        name, parts = f"w-{uuid.uuid4().hex[:8]}", BULK_PARTS if self._bulk else 0
+        client = Client(self._where, name, Layout(SIZE, 0, 0), parts=parts, local=self._local)
         late: list[int] = []
         lease = WAIT
         while True:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import signal
+import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -26,7 +28,7 @@ pytestmark = pytest.mark.slow
 def make_job(storage: Path, name: str, **sections: Any) -> Job:
     raw = {
         "name": name,
-        "task": "mnist",
+        "task": "tests.integration.ps_tasks:TASK",
         "model": {"name": "linear"},
         "train": {"epochs": 3, "global_batch_size": 100, "virtual_shards": 4},
         "optimizer": {"name": "sgd", "lr": 0.1},
@@ -41,24 +43,28 @@ def make_job(storage: Path, name: str, **sections: Any) -> Job:
 
 
 class At:
-    """Does things when the run has come to a step."""
+    """Does things when the run has come to a step, each in a thread of its own."""
 
     def __init__(self, actions: dict[int, Callable[[], None]]) -> None:
         self.due = sorted(actions.items())
 
     def __call__(self, update: Update) -> None:
         while update.kind == "step" and self.due and update.record["step"] >= self.due[0][0]:
-            self.due.pop(0)[1]()
+            threading.Thread(target=self.due.pop(0)[1], daemon=True).start()
 
 
-def kill(directory: Path, kind: str, number: int = 0) -> Callable[[], None]:
-    """Kills a worker or a server that status.json tells of."""
+def signal_one(directory: Path, kind: str, number: int = 0, what: int = signal.SIGKILL) -> Callable[[], None]:
+    """Kills a worker or a server that status.json tells of, as soon as it does."""
 
     def act() -> None:
-        status = RunDirectory.open(str(directory)).read_status()
-        assert status is not None
-        members = status["servers"] if kind == "server" else [w for w in status["workers"] if w["state"] == "active"]
-        os.kill(members[number]["pid"], signal.SIGKILL)
+        while True:
+            status = RunDirectory.open(str(directory)).read_status()
+            members = status[f"{kind}s"] if status is not None else []
+            members = [member for member in members if member.get("state", "active") == "active"]
+            if len(members) > number:
+                os.kill(members[number]["pid"], what)
+                return
+            time.sleep(0.05)
 
     return act
 
@@ -90,7 +96,7 @@ def test_bulk_under_kills_has_the_bits_of_the_synchronous_run(tmp_path: Path, ra
     bulk = {"name": "parameter_server", "sync": "bulk", "servers": 2}
     job = make_job(tmp_path, "bulk", strategy=bulk)
     directory = tmp_path / "bulk"
-    actions = {20: kill(directory, "worker"), 50: kill(directory, "server", 0), 100: kill(directory, "server", 1)}
+    actions = {20: signal_one(directory, "worker"), 50: signal_one(directory, "server", 0), 100: signal_one(directory, "server", 1)}
     result = runner.run(job, on_update=At(actions)).record
     synchronous = job_from_dict({**job.model_dump(mode="json"), "strategy": {"name": "allreduce"}, "name": "sync"})
     calm = replicas.run(synchronous, 1, replicas.load(synchronous))
@@ -107,12 +113,14 @@ def test_bulk_under_kills_has_the_bits_of_the_synchronous_run(tmp_path: Path, ra
 
 @pytest.mark.timeout(300)
 def test_servers_come_and_go_and_workers_too(tmp_path: Path, ray_local: None) -> None:
-    job = make_job(tmp_path, "free", optimizer={"name": "adam", "lr": 0.005}, scaling={"workers": "1..3"})
+    hang = {"max_restarts": 100, "heartbeat_s": 4.0}
+    job = make_job(tmp_path, "free", optimizer={"name": "adam", "lr": 0.005}, scaling={"workers": "1..3"}, failure=hang)
     directory = tmp_path / "free"
     actions = {
         15: post(directory, Request(kind="servers", servers=2)),
-        40: kill(directory, "worker"),
-        70: post(directory, Request(kind="scale", least=1, most=1)),
+        40: signal_one(directory, "worker"),
+        60: signal_one(directory, "worker", 1, signal.SIGSTOP),
+        90: post(directory, Request(kind="scale", least=1, most=1)),
         110: post(directory, Request(kind="servers", servers=1)),
         150: post(directory, Request(kind="scale", least=1, most=3)),
     }
@@ -121,8 +129,9 @@ def test_servers_come_and_go_and_workers_too(tmp_path: Path, ray_local: None) ->
     assert result["test_accuracy"] >= 0.87
     found = RunDirectory.open(str(directory))
     assert_exact(found, epochs=3)
-    cut = [event["servers"] for event in found.read_events() if event["kind"] == "servers"]
-    assert cut[0] == 2
+    events = found.read_events()
+    assert [event["servers"] for event in events if event["kind"] == "servers"] == [2, 1]
+    assert {event["cause"] for event in events if event["kind"] == "worker_lost"} == {"died", "silent"}
     lines = [line for line in found.read_metrics() if line["kind"] == "servers"]
     assert lines
     assert {"staleness_counts", "gap", "refused", "waited", "ages", "rounds_per_s", "in_bytes_per_s"} <= set(lines[-1])

@@ -53,6 +53,9 @@ class Channel:
 
     @property
     def connected(self) -> bool:
+        """Whether the server is there, as far as one can tell without asking it."""
+        if self._peer is not None and not self._peer.is_open():
+            self.close()
         return self._peer is not None
 
     def connect(self, table: int, holds: int) -> None:
@@ -85,7 +88,7 @@ class Channel:
         for sent in kept:
             if sent.lease in lacking:
                 self.ask(Request(Op.PUSH, Flag.REPLAY, confirm=sent.lease if self._is_everywhere(sent) else -1), sent)
-                sent.acknowledged[self.number] = self.answer().version
+                sent.acknowledged[self.number] = self.answer().included
         self.durable = reply.durable
 
     def ask(self, request: Request, sent: Sent | None = None) -> None:

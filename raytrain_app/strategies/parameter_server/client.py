@@ -11,6 +11,7 @@ import torch
 
 from raytrain_app.elastic.reduce import Layout
 from raytrain_app.strategies.parameter_server.channel import Channel, Moved
+from raytrain_app.strategies.parameter_server.ledger import WAIT
 from raytrain_app.strategies.parameter_server.outbox import Outbox, Sent
 from raytrain_app.strategies.parameter_server.shard import Status
 from raytrain_app.strategies.parameter_server.table import Table
@@ -50,13 +51,13 @@ class Client:
         source: where the servers are.
         worker: this worker's id.
         layout: of the flat vector.
-        bulk: the run's mode: parameters must be those after all steps before the lease's, neither older nor newer.
+        parts: in bulk mode, leases of a step: the parameters must be those after all steps before the lease's. Else 0.
         local: use shared memory where a server is on this machine.
     """
 
-    def __init__(self, source: Source, worker: str, layout: Layout, *, bulk: bool = False, local: bool = True) -> None:
+    def __init__(self, source: Source, worker: str, layout: Layout, *, parts: int = 0, local: bool = True) -> None:
         self.worker, self.layout = worker, layout
-        self._source, self._bulk, self._local = source, bulk, local
+        self._source, self._parts, self._local = source, parts, local
         self._outbox = Outbox(layout.size, layout.dtype)
         self._table: Table | None = None
         self._channels: list[Channel] = []
@@ -133,10 +134,7 @@ class Client:
         flags = Flag.WANT_LEASE | Flag.WANT_PARAMETERS
         reply = self._exchange({0: Request(Op.TAKE, flags, confirm=self._confirm, returned=self._returned)})[0]
         self._confirm = self._returned = -1
-        if reply.lease >= 0:
-            self._holds = reply.lease
-            self._refresh(reply.version)
-        return reply.lease
+        return self._begin(reply.lease, reply.version)
 
     def _push(self, sent: Sent, wants: bool) -> Answer:
         self._connect()
@@ -144,7 +142,7 @@ class Client:
         flags = Flag.WANT_LEASE | Flag.WANT_PARAMETERS if wants else Flag(0)
         # With one server its word is all that counts.
         first = Request(Op.PUSH, flags, confirm=sent.lease if alone else self._confirm, returned=self._returned)
-        other = Request(Op.PUSH, Flag.WANT_PARAMETERS if wants and not self._bulk else Flag(0))
+        other = Request(Op.PUSH, Flag.WANT_PARAMETERS if wants and not self._parts else Flag(0))
         requests = {
             channel.number: (other if channel.number else first)._replace(base=channel.version) for channel in self._channels
         }
@@ -155,19 +153,28 @@ class Client:
             self._confirm = sent.lease
         elif sent.refused and 0 not in sent.refused:
             self._returned = sent.lease
-        self._holds = replies[0].lease
-        if self._holds >= 0 and self._bulk and not alone:
-            self._refresh(replies[0].version)
-        return Answer(bool(sent.refused), self._holds, replies[0].staleness)
+        reply = replies[0]
+        lease = self._begin(reply.lease, reply.version) if self._parts else reply.lease
+        self._holds = max(lease, -1)
+        return Answer(bool(sent.refused), lease, reply.staleness)
 
-    def _refresh(self, version: int) -> None:
-        """Pulls from the servers that have something newer; in bulk mode they must all be at `version`."""
+    def _begin(self, lease: int, version: int) -> int:
+        """Gets all parameters for a lease that was handed out at a version of the lead; returns the lease, or `WAIT`.
+
+        In bulk mode another server may lack a part of an earlier step, which was lost. Then somebody has to do that part first,
+        and that may be this worker: it asks again, by which it gives the lease back.
+        """
+        self._holds = max(lease, -1)
+        if lease >= 0 and not self._refresh(version, lease // self._parts if self._parts else 0):
+            self._holds, lease = -1, WAIT
+        return lease
+
+    def _refresh(self, version: int, at_least: int = 0) -> bool:
+        """Pulls from the servers that may have something newer than `version`; whether all are at `at_least` now."""
         self._connect()
-        at_least = version if self._bulk else 0
         behind = [channel.number for channel in self._channels if not version or channel.version < version]
-        while behind:
-            replies = self._exchange({number: Request(Op.PULL, Flag.WANT_PARAMETERS, at_least=at_least) for number in behind})
-            behind = [number for number in behind if replies[number].version < at_least]
+        self._exchange({number: Request(Op.PULL, Flag.WANT_PARAMETERS, at_least=at_least) for number in behind})
+        return all(channel.version >= at_least for channel in self._channels)
 
     def _exchange(self, requests: dict[int, Request], sent: Sent | None = None) -> dict[int, Reply]:
         """Sends requests, by number of the server, and returns their replies; connects again as often as it takes.
@@ -188,7 +195,7 @@ class Client:
                 if sent is not None and reply.status == Status.REFUSED:
                     sent.refused.add(number)
                 elif sent is not None:
-                    sent.acknowledged[number] = reply.version
+                    sent.acknowledged[number] = reply.included
         return replies
 
     def _ask(self, number: int, request: Request, sent: Sent | None) -> bool:

@@ -19,7 +19,7 @@ from raytrain_app.strategies.parameter_server.lead import Lead, Scored
 from raytrain_app.strategies.parameter_server.shard import ShardState
 from raytrain_app.strategies.parameter_server.snapshot import progress_of
 
-RECONCILE_S = 1.0
+RECONCILE_S = 2.0
 """How often the other servers are asked whether they lack something; what they lack twice is done again."""
 
 

@@ -178,7 +178,10 @@ class Desk:
             if request.op == Op.PULL:
                 self.lock.wait_for(lambda: shard.version >= request.at_least or not self._valid(session), WAIT_S)
                 self._require(session)
-            reply = Reply(status, version=shard.version, lease=lease, durable=self.durable, staleness=staleness)
+            included = shard.included(request.lease)
+            reply = Reply(
+                status, version=shard.version, lease=lease, durable=self.durable, included=included, staleness=staleness
+            )
             wanted = bool(request.flags & Flag.WANT_PARAMETERS) and shard.version >= request.at_least
             if request.flags & Flag.WANT_LEASE and lease < 0:
                 wanted = False  # they would be old by the time there is a lease

@@ -23,7 +23,7 @@ class Sent:
         vector: the whole flat vector; each server takes its range.
         counters: growth of the integer buffers.
         lr, loss, correct, rows, extra, ids: see `ledger.Outcome`.
-        acknowledged: by number of the server, the version after it was applied there.
+        acknowledged: by number of the server, the version there that has it in it.
         refused: servers that found it too old; it must not be sent to them again.
     """
 

@@ -158,6 +158,10 @@ class Shard:
         step, part = divmod(lease, self.policy.parts)
         return lease in self.applied or part in self._partial.get(step, ())
 
+    def included(self, lease: int) -> int:
+        """The version that has a lease's push in it, which is here: at the latest the current one, or that of its whole step."""
+        return max(self.version, lease // self.policy.parts + 1) if self.policy.bulk else self.version
+
     def gap(self, base: torch.Tensor) -> float:
         """How far the parameters have moved from `base` (root mean square)."""
         n = self.num_parameters

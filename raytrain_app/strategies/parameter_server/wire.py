@@ -90,6 +90,7 @@ class Reply(NamedTuple):
         version: of the server, and of the parameters if there are any.
         lease: the next one, or `ledger.WAIT` or `ledger.END`.
         durable: versions up to this one survive the server.
+        included: the version that has the push in it; in bulk mode it may be yet to come.
         staleness: of the push.
         body_bytes: what follows the frame.
     """
@@ -100,12 +101,13 @@ class Reply(NamedTuple):
     version: int = 0
     lease: int = -1
     durable: int = 0
+    included: int = 0
     staleness: int = 0
     body_bytes: int = 0
 
 
 _REQUEST = struct.Struct("<BBxxiqqqqqqddqqqQ")
-_REPLY = struct.Struct("<BBxxiqqqqQ")
+_REPLY = struct.Struct("<BBxxiqqqqqQ")
 
 
 @dataclass(frozen=True)
@@ -201,6 +203,15 @@ class Peer:
             if size == 0:
                 raise ConnectionResetError("the other side closed the connection")
             got += size
+
+    def is_open(self) -> bool:
+        """Whether the other side has not closed the connection; nothing may be under way."""
+        try:
+            return bool(self._socket.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT))
+        except BlockingIOError:
+            return True
+        except OSError:
+            return False
 
     def close(self) -> None:
         """Ends the connection, also for a thread that waits on it."""

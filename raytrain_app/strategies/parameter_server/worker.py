@@ -39,8 +39,8 @@ class LeasedWork:
         self._reader = Reader(self._split.blocks)
         self._plan = plan_of(self.job, len(self._split))
         self._coordinator = worker.link.membership
-        bulk = self._plan.sync == "bulk"
-        self._client = Client(self._where, self.link.info.worker_id, self.learner.layout, bulk=bulk)
+        parts = self._plan.parts if self._plan.sync == "bulk" else 0
+        self._client = Client(self._where, self.link.info.worker_id, self.learner.layout, parts=parts)
         self._loaded: list[int] = []
         self._order: tuple[int, np.ndarray] = -1, np.empty(0)
 

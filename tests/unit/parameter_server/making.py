@@ -86,7 +86,7 @@ class Farm:
 
     def client(self, worker: str = "w", *, local: bool = True) -> Client:
         layout = Layout(self.size, 0, self.counters)
-        return Client(self.where, worker, layout, bulk=self.policy.bulk, local=local)
+        return Client(self.where, worker, layout, parts=self.policy.parts if self.policy.bulk else 0, local=local)
 
     def whole(self) -> torch.Tensor:
         """The parameters on all servers."""

@@ -97,6 +97,52 @@ def test_a_restored_server_is_sent_what_it_lacks(local: bool) -> None:
         assert sum(desk.stats.replayed for desk in made.desks) > 0
 
 
+def test_bulk_parts_that_wait_for_their_step_are_sent_again_too() -> None:
+    policy = dataclasses.replace(ONES, bulk=True, parts=3)
+    with farm(Plan(100, 1, 3, "bulk"), policy, servers=2) as made:
+        one, other = made.client("one"), made.client("other")
+        assert [one.take(), other.take()] == [0, 1]
+        assert one.push(ones(one, 0)).lease == 2
+        states = [desk.state() for desk in made.desks]
+        for desk, state in zip(made.desks, states, strict=True):
+            desk.durable = state.version  # as when a state without the waiting part has been kept
+        other.push(ones(other, 1), wants=False)
+        one.pull()
+        made.restart(1, states[1])
+        assert one.push(ones(one, 2)).lease == WAIT
+        leases = set()
+        while leases != {3, 4}:
+            leases |= {lease for lease in (other.take(), one.take()) if lease != WAIT}  # sends its part again, and confirms it
+        assert made.whole().tolist() == [1.0] * 1000
+
+
+def test_bulk_goes_on_after_a_part_was_lost_on_one_server() -> None:
+    policy = dataclasses.replace(ONES, bulk=True, parts=2)
+    with farm(Plan(100, 1, 2, "bulk"), policy, servers=2) as made:
+        one, dies = made.client("one"), made.client("dies")
+        states = [desk.state() for desk in made.desks]
+        assert [one.take(), dies.take()] == [0, 1]
+        one.push(ones(one, 0), wants=False)
+        dies.push(ones(dies, 1), wants=False)
+        one.take(), dies.take()
+        dies.close()
+        made.restart(1, states[1])
+        deadline_s, lease, leases = time.monotonic() + 30.0, WAIT, set()
+        while made.desks[1].shard is None or made.desks[1].shard.version < 3:
+            assert time.monotonic() < deadline_s
+            lead, lost = made.desks[0].lead, made.desks[1].shard
+            assert lead is not None
+            assert lost is not None
+            with made.desks[0].lock:
+                lead.ledger.undo(n for n in range(lead.ledger.next) if n in lead.ledger.done and not lost.holds(n))
+            lease = lease if lease >= 0 else one.take()
+            if lease >= 0:
+                leases.add(lease)
+                lease = one.push(ones(one, lease)).lease
+        assert 1 in leases
+        assert made.whole().min() >= 3.0
+
+
 def test_a_pull_is_one_version_under_load() -> None:
     size, until_s = 200_000, time.monotonic() + 3.0
     with farm(size=size, servers=2) as made:
