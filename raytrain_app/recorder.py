@@ -12,6 +12,7 @@ from raytrain_app.elastic.progress import record_clock, steps_per_epoch
 from raytrain_app.elastic.receipts import Receipts
 from raytrain_app.errors import Interrupted, RaytrainError, TrainingError
 from raytrain_app.job import Job
+from raytrain_app.report.happenings import sentence
 from raytrain_app.report.updates import Update
 from raytrain_app.scaling import Abort, Decision, Retire, Start
 from raytrain_app.storage.requests import Request, Requests
@@ -184,6 +185,8 @@ def _sentence(event: Record) -> str:
     kind = event["kind"]
     if kind in ("worker_lost", "node_lost"):
         return f"lost worker {event['worker']} ({'its node is gone' if kind == 'node_lost' else event['cause']})"
+    if kind in ("server_lost", "reshard"):
+        return sentence(event)
     if kind == "resume":
         return f"going on from step {event['step']} ({event['source']})"
     if kind == "disruption":

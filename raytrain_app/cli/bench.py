@@ -51,9 +51,11 @@ def ingest(
 
 @app.command()
 def ps(
-    accuracy: Annotated[bool, typer.Option(help="Measure the time to an accuracy with a slow worker too.")] = True,
+    speed: Annotated[bool, typer.Option(help="Measure how fast gradients and parameters move.")] = True,
+    accuracy: Annotated[bool, typer.Option(help="Measure the time to an accuracy with a slow worker.")] = True,
+    corrections: Annotated[bool, typer.Option(help="Compare modes and corrections; it takes some minutes.")] = False,
 ) -> None:
-    """Measure how fast gradients and parameters move through the servers, beside the server that most people write first.
+    """Measure the parameter servers beside the server that most people write first, beside all-reduce, and among themselves.
 
     Example: [bold]raytrain bench ps --no-accuracy[/bold]
     """
@@ -61,15 +63,20 @@ def ps(
 
     from raytrain_app.bench.ps import measure
     from raytrain_app.bench.ps_accuracy import WORKERS, measure_accuracy
+    from raytrain_app.bench.ps_corrections import compare
 
     def tell(text: str) -> None:
         typer.echo(text, err=True)
 
     ray.init(address="local", num_cpus=WORKERS, include_dashboard=False, log_to_driver=False, logging_level=logging.ERROR)
-    figures = measure(tell)
-    for line in (*(line.text() for line in figures.lines), *figures.targets()):
-        typer.echo(line)
+    if speed:
+        figures = measure(tell)
+        for line in (*(line.text() for line in figures.lines), *figures.targets()):
+            typer.echo(line)
     if accuracy:
         for text in measure_accuracy(tell).lines():
+            typer.echo(text)
+    if corrections:
+        for text in compare(tell).lines():
             typer.echo(text)
     ray.shutdown()

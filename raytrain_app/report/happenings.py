@@ -8,6 +8,7 @@ from typing import Any
 CAUSES = {
     "node_lost": "machine lost",
     "worker_lost": "worker lost",
+    "server_lost": "server lost",
     "drain": "machine drained",
     "leave": "worker left",
     "join": "worker joined",
@@ -17,6 +18,7 @@ CAUSES = {
 STYLES = {
     "worker_lost": "red",
     "node_lost": "red",
+    "server_lost": "red",
     "checkpoint_failed": "red",
     "checkpoint_damaged": "yellow",
     "drain": "yellow",
@@ -38,6 +40,11 @@ def sentence(event: Mapping[str, Any]) -> str:
         return f"worker {event['worker']} left"
     if kind in ("worker_lost", "node_lost"):
         return f"lost worker {event['worker']} ({'its node is gone' if kind == 'node_lost' else event['cause']})"
+    if kind == "server_lost":
+        return f"lost parameter server {event['server']}; another one has its state"
+    if kind == "reshard":
+        servers = event["servers"]
+        return f"parameters on {servers} server{'s' if servers > 1 else ''} now, {event['seconds']:.2f} s after it was asked"
     if kind == "disruption":
         return receipt_text(event["receipt"])
     if kind == "checkpoint_failed":

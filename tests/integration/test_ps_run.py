@@ -96,7 +96,11 @@ def test_bulk_under_kills_has_the_bits_of_the_synchronous_run(tmp_path: Path, ra
     bulk = {"name": "parameter_server", "sync": "bulk", "servers": 2}
     job = make_job(tmp_path, "bulk", strategy=bulk)
     directory = tmp_path / "bulk"
-    actions = {20: signal_one(directory, "worker"), 50: signal_one(directory, "server", 0), 100: signal_one(directory, "server", 1)}
+    actions = {
+        20: signal_one(directory, "worker"),
+        50: signal_one(directory, "server", 0),
+        100: signal_one(directory, "server", 1),
+    }
     result = runner.run(job, on_update=At(actions)).record
     synchronous = job_from_dict({**job.model_dump(mode="json"), "strategy": {"name": "allreduce"}, "name": "sync"})
     calm = replicas.run(synchronous, 1, replicas.load(synchronous))
@@ -130,7 +134,7 @@ def test_servers_come_and_go_and_workers_too(tmp_path: Path, ray_local: None) ->
     found = RunDirectory.open(str(directory))
     assert_exact(found, epochs=3)
     events = found.read_events()
-    assert [event["servers"] for event in events if event["kind"] == "servers"] == [2, 1]
+    assert [event["servers"] for event in events if event["kind"] == "reshard"] == [2, 1]
     assert {event["cause"] for event in events if event["kind"] == "worker_lost"} == {"died", "silent"}
     lines = [line for line in found.read_metrics() if line["kind"] == "servers"]
     assert lines

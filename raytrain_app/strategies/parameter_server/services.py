@@ -102,7 +102,7 @@ class ParameterServers:
         for server in self._servers[wanted:]:
             ray.kill(server)
         del self._servers[wanted:]
-        event = {"kind": "servers", "time": time.time(), "servers": wanted, "seconds": round(time.monotonic() - started_s, 3)}
+        event = {"kind": "reshard", "time": time.time(), "servers": wanted, "seconds": round(time.monotonic() - started_s, 3)}
         self._coordinator.record.remote([(None, event)])
         return wanted
 

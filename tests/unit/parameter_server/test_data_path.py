@@ -110,7 +110,7 @@ def test_bulk_parts_that_wait_for_their_step_are_sent_again_too() -> None:
         one.pull()
         made.restart(1, states[1])
         assert one.push(ones(one, 2)).lease == WAIT
-        leases = set()
+        leases: set[int] = set()
         while leases != {3, 4}:
             leases |= {lease for lease in (other.take(), one.take()) if lease != WAIT}  # sends its part again, and confirms it
         assert made.whole().tolist() == [1.0] * 1000
@@ -127,7 +127,8 @@ def test_bulk_goes_on_after_a_part_was_lost_on_one_server() -> None:
         one.take(), dies.take()
         dies.close()
         made.restart(1, states[1])
-        deadline_s, lease, leases = time.monotonic() + 30.0, WAIT, set()
+        deadline_s, lease = time.monotonic() + 30.0, WAIT
+        leases: set[int] = set()
         while made.desks[1].shard is None or made.desks[1].shard.version < 3:
             assert time.monotonic() < deadline_s
             lead, lost = made.desks[0].lead, made.desks[1].shard

@@ -106,6 +106,9 @@ def test_every_event_of_a_disturbed_run_has_its_sentence() -> None:
     assert told["worker_lost"] == "lost worker 0.2-abcdef (died)"
     assert told["disruption"] == "worker lost: 3 to 2 workers, paused 0.25 s"
     assert told["checkpoint"] == told["generation"] == ""
+    assert sentence({"kind": "server_lost", "server": 1}) == "lost parameter server 1; another one has its state"
+    reshard = {"kind": "reshard", "servers": 2, "seconds": 0.242}
+    assert sentence(reshard) == "parameters on 2 servers now, 0.24 s after it was asked"
     assert sentence({"kind": "something_new"}) == ""
 
 
