@@ -21,7 +21,8 @@ test: $(READY) ## lint, format, types, and all tests but the slow ones
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
-	$(BIN)/pytest
+	$(BIN)/pytest -n 2 tests/unit
+	$(BIN)/pytest tests/integration
 
 test-slow: $(READY) ## the tests that take longer than about 20 s
 	$(BIN)/pytest -m slow
