@@ -113,7 +113,10 @@ def drill(
         raise JobError("--drain and --node take machines away; they work on the drill's own nodes, without --address")
     base = f"{job.name}-drill-{seed}"
     names = {"disturbed": f"{base}-disturbed", "calm": f"{base}-calm"}
-    jobs = {kind: job.model_copy(update={"name": name, "audit": True}) for kind, name in names.items()}
+    # The drill's own faults must not use up what the job bears.
+    failure = job.failure.model_copy(update={"max_restarts": job.failure.max_restarts + sum(counts.values())})
+    changes = {"audit": True, "failure": failure}
+    jobs = {kind: job.model_copy(update={"name": name, **changes}) for kind, name in names.items()}
     tell = on_update or (lambda _: None)
     if address is not None:
         with ray_session(address):

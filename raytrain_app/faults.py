@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 import ray
+from ray.exceptions import RayError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from raytrain_app.actors import wait_for
@@ -25,6 +26,8 @@ DRAIN_S = 8.0
 """Notice that a drained node gets before it is gone."""
 NODE_GAP_S = 2.0
 """Time until a node comes in place of a lost one."""
+VICTIM_S, LOOK_S = 60.0, 0.2
+"""How long a fault waits for somebody whom it can strike, and how often it looks."""
 
 
 @dataclass(frozen=True)
@@ -77,6 +80,8 @@ class Injector:
         self._rng = random.Random(seed + 1)
         self._directory, self._most, self._nodes = directory, most, nodes
         self._threads: list[threading.Thread] = []
+        self._over = threading.Event()
+        self._killed: set[int] = set()
         self.committed: list[dict[str, Any]] = []
 
     def watch(self, update: Update) -> None:
@@ -90,28 +95,41 @@ class Injector:
             self._threads.append(thread)
 
     def join(self) -> None:
-        """Waits until all faults under way are done."""
+        """Waits until all faults under way are done; those that found nobody to strike are given up, since the run is over."""
+        self._over.set()
         for thread in self._threads:
             thread.join()
 
     def _commit(self, fault: Fault) -> None:
         entry: dict[str, Any] = {"kind": fault.kind, "step": fault.step, "time": time.time()}
         self.committed.append(entry)
-        status = RunDirectory.open(self._directory).read_status() or {"workers": [], "servers": []}
-        workers = [w for w in status["workers"] if w["state"] in ("active", "waiting")]
-        victims = status["servers"] if fault.kind == "server" else workers
         if fault.kind == "resize":
             entry["workers"] = self._rng.randint(1, self._most)
             Requests(RunDirectory.open(self._directory).folder).post(Request(kind="scale", least=1, most=entry["workers"]))
-        elif not victims:
-            entry["skipped"] = "no server was there" if fault.kind == "server" else "no worker was training"
-        elif fault.kind in ("kill", "stop", "server"):
-            victim = self._rng.choice(victims)
-            entry |= {name: victim[name] for name in ("worker", "server") if name in victim}
-            number = signal.SIGSTOP if fault.kind == "stop" else signal.SIGKILL
-            _on_node(victim["node"], victim["pid"], number)
-        else:
-            self._lose_node(fault.kind, self._rng.choice(workers)["node"], entry)
+            return
+        deadline_s = time.monotonic() + VICTIM_S
+        while not self._strike(fault.kind, entry):
+            if time.monotonic() > deadline_s or self._over.wait(LOOK_S):
+                entry["skipped"] = "nobody was there"
+                return
+
+    def _strike(self, kind: str, entry: dict[str, Any]) -> bool:
+        """Whether there was a victim; the status that tells of them is up to a second old."""
+        status = RunDirectory.open(self._directory).read_status() or {"workers": [], "servers": []}
+        workers = [w for w in status["workers"] if w["state"] in ("active", "waiting")]
+        candidates = status["servers"] if kind == "server" else workers
+        victims = [candidate for candidate in candidates if candidate["pid"] not in self._killed]
+        if not victims:
+            return False
+        victim = self._rng.choice(victims)
+        if kind in ("drain", "node"):
+            self._lose_node(kind, victim["node"], entry)
+            return True
+        entry |= {name: victim[name] for name in ("worker", "server") if name in victim}
+        if kind == "stop":
+            return _on_node(victim["node"], victim["pid"], signal.SIGSTOP)
+        self._killed.add(victim["pid"])
+        return _on_node(victim["node"], victim["pid"], signal.SIGKILL)
 
     def _lose_node(self, kind: str, node_id: str, entry: dict[str, Any]) -> None:
         assert self._nodes is not None, "drain and node need nodes that can be lost"
@@ -125,11 +143,14 @@ class Injector:
         self._nodes.add()
 
 
-def _on_node(node_id: str, pid: int, number: int) -> None:
-    """Signals a process on a node of the cluster, from that node."""
+def _on_node(node_id: str, pid: int, number: int) -> bool:
+    """Signals a process on a node of the cluster, from that node; False when one of them is gone."""
     there = NodeAffinitySchedulingStrategy(node_id, soft=False)
     task: Any = ray.remote(_signal).options(num_cpus=0, scheduling_strategy=there, max_retries=0)
-    wait_for(task.remote(pid, number))
+    try:
+        return bool(wait_for(task.remote(pid, number)))
+    except RayError:
+        return False
 
 
 def _signal(pid: int, number: int) -> bool:

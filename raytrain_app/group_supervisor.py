@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from typing import Literal
 
 from raytrain_app.actors import Actor, wait_for
-from raytrain_app.cluster.nodes import ask_autoscaler, living_nodes, room
+from raytrain_app.cluster.nodes import Node, ask_autoscaler, room
 from raytrain_app.elastic.membership import Mail
 from raytrain_app.errors import ClusterError
 from raytrain_app.job import Job
@@ -40,11 +41,12 @@ class GroupSupervisor:
         self._lacking_since_s: float | None = None
         self._other_size_since_s: float | None = None
 
-    def tend(self, mail: Mail, most: int) -> list[Decision]:
+    def tend(self, mail: Mail, nodes: Sequence[Node], most: int) -> list[Decision]:
         """Starts a group if there is none, ends one of the wrong size, and returns what it did.
 
         Args:
             mail: the newest from the membership.
+            nodes: those that are there.
             most: workers that should train if there is room.
 
         Raises:
@@ -53,10 +55,10 @@ class GroupSupervisor:
         if self._pool is not None and self._pool.ended():
             self._bury(self._pool)
         if self._pool is None:
-            return self._start(most)
+            return self._start(nodes, most)
         present = sum(worker.pool == self._pool.number for worker in mail.workers)
         self._complete = self._complete or present == self._pool.size
-        wanted, now_s = min(most, self._places()), time.monotonic()
+        wanted, now_s = min(most, self._places(nodes)), time.monotonic()
         self._other_size_since_s = None if wanted == self._pool.size else self._other_size_since_s or now_s
         verdict = judge(self._pool.size, self._complete, wanted, now_s - (self._other_size_since_s or now_s))
         if verdict == "abort":
@@ -80,9 +82,9 @@ class GroupSupervisor:
             raise ClusterError(f"groups of tf.distribute end before they train: {' '.join(str(pool.error).split())}")
         self._pool = None
 
-    def _start(self, most: int) -> list[Decision]:
+    def _start(self, nodes: Sequence[Node], most: int) -> list[Decision]:
         least, now_s = self._job.scaling.workers.min, time.monotonic()
-        size = min(most, self._places())
+        size = min(most, self._places(nodes))
         if size < least:
             if self._lacking_since_s is None:
                 self._lacking_since_s = now_s
@@ -106,10 +108,10 @@ class GroupSupervisor:
             ask_autoscaler(workers, self._job.scaling.resources_per_worker)
             self._asked = workers
 
-    def _places(self) -> int:
+    def _places(self, nodes: Sequence[Node]) -> int:
         """Workers that the cluster could hold in all."""
         per_worker = self._job.scaling.resources_per_worker
-        return sum(room(node.resources, per_worker) for node in living_nodes() if not node.draining)
+        return sum(room(node.resources, per_worker) for node in nodes if not node.draining)
 
 
 def judge(size: int, complete: bool, wanted: int, since_s: float) -> Literal["keep", "end", "abort"]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import shutil
 import tempfile
 import threading
 from collections.abc import Callable
@@ -89,16 +90,20 @@ class Abortable(DataParallelTrainer):
     """
 
     controller: Actor | None = None
+    aborted = False
 
     def _initialize_and_run_controller(self, **arguments: Any) -> Result:
         options = {"max_restarts": 0, "max_task_retries": 0, "runtime_env": {"env_vars": get_env_vars_to_propagate()}}
         self.controller = start_here(InPlaceController, options=options, **arguments)
+        if self.aborted:  # while it was starting
+            ray.kill(self.controller)
         wait_for(self.controller.run.remote())
         result: Result = wait_for(self.controller.get_result.remote())
         return result
 
     def abort(self) -> None:
         """Ends the run and its workers at once."""
+        self.aborted = True
         if self.controller is not None:
             ray.kill(self.controller)
 
@@ -129,7 +134,7 @@ class Pool:
     def __init__(self, number: int, size: int, node_id: str | None, job: Job, body: Callable[[Any], None], argument: Any) -> None:
         self.number, self.size, self.node_id = number, size, node_id
         self.error: BaseException | None = None
-        self._aborted = False
+        self._folder = tempfile.mkdtemp(prefix="raytrain-")  # Ray Train wants one; nothing that lasts goes there
         self._trainer = _trainer(
             job,
             lambda config: body(config["argument"]),
@@ -142,7 +147,7 @@ class Pool:
             ),
             run_config=RunConfig(
                 name=f"{job.name}-pool-{number}",
-                storage_path=tempfile.mkdtemp(prefix="raytrain-"),
+                storage_path=self._folder,
                 failure_config=FailureConfig(max_failures=0 if job.uses_tf_distribute else -1),
                 worker_runtime_env={"env_vars": environment(job)},
             ),
@@ -157,15 +162,16 @@ class Pool:
 
     def abort(self) -> None:
         """Ends the pool and what is left of its workers at once."""
-        self._aborted = True
         self._trainer.abort()
 
     def _run(self) -> None:
         try:
             self._trainer.fit()
         except BaseException as error:
-            if not self._aborted:
+            if not self._trainer.aborted:
                 self.error = error
+        finally:
+            shutil.rmtree(self._folder, ignore_errors=True)  # the system cleans up after those that stay
 
 
 def _trainer(job: Job, loop: Callable[[Any], Any], **arguments: Any) -> Abortable:

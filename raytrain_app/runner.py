@@ -19,7 +19,7 @@ import ray
 from raytrain_app import __version__
 from raytrain_app.actors import Actor, start_here, wait_for
 from raytrain_app.checks import find_problems
-from raytrain_app.cluster.nodes import living_nodes
+from raytrain_app.cluster.nodes import Node, living_nodes
 from raytrain_app.data import Dataset, load
 from raytrain_app.elastic.budget import FailureBudget
 from raytrain_app.elastic.membership import Mail
@@ -124,7 +124,7 @@ def _train(
         wait_for(membership.fail.remote("driver", str(outcome)))  # for workers that know nothing of it
         supervisor.close(0.0 if isinstance(outcome, Interrupted) else CLOSE_S)
         last: Mail = wait_for(membership.mail.remote(recorder.recorded, 0.0))  # what workers told while they ended
-        recorder.take(last, {node.node_id for node in living_nodes()})
+        recorder.take(last, {node.node_id for node in _nodes(last)})
     record = recorder.finish(summaries, outcome)
     supervisor.close(LAST_S)
     services.close()
@@ -149,10 +149,12 @@ def _listen(
     stop = False
     while True:
         mail: Mail = wait_for(membership.mail.remote(recorder.recorded, MAIL_S))
-        for crash in recorder.take(mail, {node.node_id for node in living_nodes()}):
-            reason = budget.crash(recorder.recorded)
+        nodes = _nodes(mail)
+        for crash in recorder.take(mail, {node.node_id for node in nodes}):
+            reason = budget.crash(recorder.recorded, crash["generation"])
             if reason is not None:
                 raise TrainingError(f"{reason}. The last to die was worker {crash['worker']}")
+            recorder.note(f"crashes so far: {budget.used} of the {budget.max_restarts} that failure.max_restarts allows")
         if mail.failure is not None:
             raise TrainingError(mail.failure.message, mail.failure.traceback)
         if mail.summaries:
@@ -173,9 +175,14 @@ def _listen(
             wait_for(membership.request.remote(stop=True))
         if not mail.generation and time.monotonic() - started_s > max(job.scaling.wait_s, START_S):
             _start_with_those_there(job, membership, mail)
-        for decision in supervisor.tend(mail, limits[1]):
+        for decision in supervisor.tend(mail, nodes, limits[1]):
             recorder.decision(decision)
         recorder.status(mail, limits, services.status)
+
+
+def _nodes(mail: Mail) -> list[Node]:
+    """The nodes that are really there: of some the membership knows earlier than Ray that they are gone."""
+    return [node for node in living_nodes() if node.node_id not in mail.lost_nodes]
 
 
 def _start_with_those_there(job: Job, membership: Actor, mail: Mail) -> None:

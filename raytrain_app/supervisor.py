@@ -20,6 +20,8 @@ from raytrain_app.pool import Pool
 from raytrain_app.scaling import Abort, Decision, Park, PoolView, Retire, Settling, Start, Unpark, decide
 
 CAPACITY_POLL_S = 0.5
+ABORT_S = 2.0
+"""How long the clearing up after a pool that was ended may take."""
 POOL_FAILURES = 5
 """Pools that Ray Train may give up on in a run, for errors of its own; each time another pool takes its place."""
 
@@ -82,18 +84,18 @@ class Supervisor:
         self._watchers: dict[str, Actor] = {}
         self._metadata_host = metadata_host()
 
-    def tend(self, mail: Mail, most: int) -> list[Decision]:
+    def tend(self, mail: Mail, nodes: Sequence[Node], most: int) -> list[Decision]:
         """Compares what is with what should be, acts on the difference, and returns what it did.
 
         Args:
             mail: the newest from the membership.
+            nodes: those that are there.
             most: workers that should train if there is room.
 
         Raises:
             ClusterError: Ray Train gave up on too many pools.
         """
         self._bury()
-        nodes = living_nodes()
         decisions = self._decide(nodes, mail.workers, most)
         for decision in decisions:
             self._act(decision, mail.workers)
@@ -114,6 +116,8 @@ class Supervisor:
         for pool in self._pools.values():
             if not pool.ended(max(0.0, deadline_s - time.monotonic())):
                 pool.abort()
+        for pool in self._pools.values():  # a pool that was ended has things to clear away
+            pool.ended(ABORT_S)
         ensure_watchers(self._watchers, (), None)
         if self._asked:
             ask_autoscaler(0, self._job.scaling.resources_per_worker)

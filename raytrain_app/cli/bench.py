@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from enum import Enum
 from typing import Annotated
 
 import typer
@@ -10,22 +11,34 @@ import typer
 app = typer.Typer(help="Measure the product beside what people have today, in one run.", no_args_is_help=True)
 
 
+class Disturbance(str, Enum):
+    """What `bench elastic` can measure on its own."""
+
+    KILL = "kill"
+    LEAVE = "leave"
+    NODE = "node"
+    ALL = "all"
+    HANG = "hang"
+
+
 @app.command()
 def elastic(
     repeats: Annotated[int, typer.Option(min=1, help="Repeats of each event.")] = 10,
-    stock: Annotated[bool, typer.Option(help="Measure stock elastic Ray Train too; it takes some minutes.")] = True,
+    only: Annotated[list[Disturbance] | None, typer.Option(help="Measure this alone; may be given several times.")] = None,
+    stock: Annotated[int, typer.Option(min=0, help="Repeats with stock Ray Train, which needs a minute for each.")] = 1,
 ) -> None:
     """Measure what lost, added and planned changes of workers and nodes cost.
 
-    Example: [bold]raytrain bench elastic --repeats 3[/bold]
+    Example: [bold]raytrain bench elastic --only kill --only leave --stock 0[/bold]
     """
-    from raytrain_app.bench.elastic import Figures, lines, measure_product, measure_stock
+    from raytrain_app.bench.elastic import lines, measure_product, measure_stock
 
     def tell(text: str) -> None:
         typer.echo(text, err=True)
 
-    product = measure_product(repeats, tell)
-    for line in lines(product, measure_stock(tell) if stock else Figures()):
+    chosen = [disturbance.value for disturbance in only or Disturbance]
+    product = measure_product(repeats, chosen, tell)
+    for line in lines(product, measure_stock(stock, chosen, tell)):
         typer.echo(line)
 
 

@@ -8,6 +8,7 @@ import os
 import socket
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
+from typing import Any
 
 import psutil
 import torch
@@ -52,6 +53,7 @@ class Group:
     def __init__(self, generation: Generation, rendezvous: Rendezvous, timeout_s: float, device: torch.device) -> None:
         """`timeout_s` bounds each collective; a dead peer shows at once, it is for those that hang."""
         self.generation, self._rendezvous, self._timeout_s = generation, rendezvous, timeout_s
+        self._connections: set[Any] = set()
         self.rank, self.world_size, self.device = generation.rank, generation.world_size, device
 
     def connect(self, timeout_s: float) -> None:
@@ -63,6 +65,7 @@ class Group:
         if self.world_size == 1 and self.device.type == "cpu":
             return
         generation, limit = self.generation, _seconds(timeout_s)
+        before = _connections()
         with collective():
             store: TCPStore = self._rendezvous.store
             if self.rank > 0:
@@ -75,6 +78,17 @@ class Group:
                 world_size=self.world_size,
                 timeout=_seconds(self._timeout_s),
             )
+        self._connections = _connections() - before
+
+    def break_off(self) -> None:
+        """Makes the collective under way fail, and all later ones. For another thread, once a member is known to be lost.
+
+        gloo has no call to end a collective, so its connections are shut. Should one of another part of this process have been
+        opened just when this group connected, that part sees a short failure of its network.
+        """
+        for connection in self._connections & _connections():
+            with suppress(OSError), socket.socket(fileno=os.dup(connection.fd)) as mine:
+                mine.shutdown(socket.SHUT_RDWR)
 
     def gather_ints(self, values: Sequence[int], most: int) -> list[int]:
         """All members' values, in rank order; non-negative, at most `most` a member."""
@@ -130,6 +144,11 @@ def choose_interface(node_ip: str) -> str:
     raise ClusterError(
         f"no network interface of {socket.gethostname()} has the address {node_ip} under which Ray knows this node"
     )
+
+
+def _connections() -> set[Any]:
+    """This process's TCP connections as psutil tells of them: file descriptor, both ends, status."""
+    return {found for found in psutil.Process().net_connections("tcp") if found.status == psutil.CONN_ESTABLISHED}
 
 
 def _seconds(seconds: float) -> datetime.timedelta:

@@ -10,6 +10,7 @@ import ray
 from ray.exceptions import RayError
 
 from raytrain_app.actors import Actor, wait_for
+from raytrain_app.elastic.group import Group
 from raytrain_app.elastic.membership import Signals
 from raytrain_app.elastic.progress import Stopwatch
 from raytrain_app.elastic.roster import Generation, WorkerInfo
@@ -25,13 +26,19 @@ class Link:
 
     Step and epoch records are the same on every worker. Each keeps them until the driver has written them; the leader
     delivers them, and a new leader goes on where the last delivery ended.
+
+    Attributes:
+        stopwatch: where this worker's seconds go.
+        signals: the newest from the membership.
+        clock: steps and epoch ends that this worker's replica has applied; -1 without state.
+        group: its process group, which the thread breaks off when a member is lost that may not close its connections.
     """
 
-    def __init__(self, membership: Actor, info: WorkerInfo) -> None:
-        self.info = info
-        self.stopwatch = Stopwatch()
+    def __init__(self, membership: Actor, info: WorkerInfo, stopwatch: Stopwatch) -> None:
+        self.info, self.stopwatch = info, stopwatch
         self.signals = Signals()
         self.clock = -1
+        self.group: Group | None = None
         self.membership = membership
         self._generation: Generation | None = None
         self._pending: list[tuple[int, dict[str, Any]]] = []
@@ -120,3 +127,6 @@ class Link:
                 self._closed.wait(0.5)
                 continue
             self.signals, version = signals, signals.version
+            group = self.group
+            if group is not None and signals.broken >= group.generation.number:
+                group.break_off()

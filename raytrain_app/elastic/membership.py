@@ -16,16 +16,13 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import ray
-from ray.exceptions import ActorUnavailableError, RayActorError
 
-from raytrain_app.actors import Actor
+from raytrain_app.elastic.liveness import is_alive, node_is_gone
 from raytrain_app.elastic.receipts import CLASSES
 from raytrain_app.elastic.roster import Generation, Roster, Standing, Worker, WorkerInfo
 
 PING_S = 0.1
 """Pause between two rounds of asking Ray for missing workers; rounds happen only while a generation waits for them."""
-PROBE_S = 1.0
-"""Longest wait for the answer to one such question."""
 POLL_S = 1.0
 """Longest wait of a worker's call for signals; each such call is also its heartbeat."""
 
@@ -46,6 +43,7 @@ class Signals:
         checkpoint, stop: asked of the run.
         abort: the run is over, or this worker was evicted; it ends at once.
         recorded: clock up to which the driver has written the step records.
+        broken: number of the newest generation that lost a member.
     """
 
     incarnation: str = ""
@@ -56,6 +54,7 @@ class Signals:
     stop: bool = False
     abort: bool = False
     recorded: int = 0
+    broken: int = 0
 
 
 @dataclass
@@ -90,6 +89,7 @@ class Mail:
         incarnation: changes when the actor was restarted, which has forgotten what was asked of it.
         stopping: a stop was asked for.
         generation: number of the current generation; 0 before the first.
+        lost_nodes: ids of nodes that are gone, of which Ray itself may not know yet.
         seconds: lifetimes of all workers there ever were, added up by class.
     """
 
@@ -100,6 +100,7 @@ class Mail:
     incarnation: str = ""
     stopping: bool = False
     generation: int = 0
+    lost_nodes: frozenset[str] = frozenset()
     seconds: dict[str, float] = field(default_factory=dict)
 
 
@@ -120,6 +121,8 @@ class Membership:
         self._places: dict[str, Generation] = {}
         self._changed = asyncio.Condition()
         self._version = 0
+        self._broken = 0
+        self._lost_nodes: set[str] = set()
         self._stop = self._checkpoint = False
         self._over = False
         self._failure: Failure | None = None
@@ -136,7 +139,15 @@ class Membership:
         if self._over_for(info.worker_id) or info.pool in self._roster.retired:
             return None
         if info.worker_id not in self._roster.workers:
-            self._event("join", worker=info.worker_id, pool=info.pool, node=info.node_id, pid=info.pid, computes_on=info.kind)
+            self._event(
+                "join",
+                worker=info.worker_id,
+                pool=info.pool,
+                node=info.node_id,
+                pid=info.pid,
+                starting_s=round(time.time() - info.started_time_s, 3),
+                computes_on=info.kind,
+            )
         self._roster.wait(info, clock, time.monotonic())
         self._places.pop(info.worker_id, None)
         await self._step_forward()
@@ -169,6 +180,7 @@ class Membership:
             stop=self._stop,
             abort=self._over_for(info.worker_id),
             recorded=self._recorded,
+            broken=self._broken,
         )
 
     async def record(self, records: Sequence[Dated]) -> int:
@@ -251,6 +263,7 @@ class Membership:
             incarnation=self._incarnation,
             stopping=self._stop,
             generation=self._roster.generation,
+            lost_nodes=frozenset(self._lost_nodes),
             seconds=self._seconds(),
         )
 
@@ -318,7 +331,8 @@ class Membership:
                 if silent_s > self._deadline_s:
                     self._evict(worker, "silent")
                     await self._step_forward()
-                elif silent_s > 1.5 * POLL_S and not await self._is_alive(worker.info):
+                elif silent_s > 1.5 * POLL_S and not await is_alive(worker.info):
+                    await self._look_at_node(worker.info)
                     self._evict(worker, "died")
                     await self._step_forward()
 
@@ -327,10 +341,11 @@ class Membership:
         started_s = time.monotonic()
         while self._roster.standing(Standing.WAITING) and not self._roster.can_form() and not self._over:
             workers = self._present()
-            alive = await asyncio.gather(*(self._is_alive(worker.info) for worker in workers))
+            alive = await asyncio.gather(*(is_alive(worker.info) for worker in workers))
             late = time.monotonic() - started_s > self._deadline_s
             for worker, lives in zip(workers, alive, strict=True):
                 if worker.standing is not Standing.GONE and not lives:
+                    await self._look_at_node(worker.info)
                     self._evict(worker, "died")
                 elif worker.standing is Standing.ACTIVE and late:
                     self._evict(worker, "missing")
@@ -345,41 +360,22 @@ class Membership:
         if worker.standing is Standing.GONE:  # it went while it was looked for
             return
         self._roster.remove(worker.info.worker_id)
+        if worker.info.worker_id in self._roster.members:
+            self._broken = self._roster.generation
         # What it did since it was last heard of is not known to have counted.
         worker.seconds["redone"] = worker.seconds.get("redone", 0.0) + time.monotonic() - worker.seen_s
         if cause != "died":
             ray.kill(worker.info.handle)
         self._event(
-            "worker_lost", worker=worker.info.worker_id, node=worker.info.node_id, cause=cause, workers=len(self._present())
+            "worker_lost",
+            worker=worker.info.worker_id,
+            node=worker.info.node_id,
+            cause=cause,
+            generation=self._roster.generation,
+            workers=len(self._present()),
         )
 
-    async def _is_alive(self, info: WorkerInfo) -> bool:
-        """Whether a worker's process lives; one that cannot be told counts as alive until the deadline.
-
-        Ray knows at once of a process that died, but takes its time over a node, so the process's own port is asked as well.
-        """
-        port, ray_knows = await asyncio.gather(_port_is_open(info.host, info.port), _ray_has(info.handle))
-        return port is not False and ray_knows is not False
-
-
-async def _ray_has(handle: Actor) -> bool | None:
-    """Whether Ray has the actor; None if it cannot tell now."""
-    try:
-        await asyncio.wait_for(handle.__ray_ready__.remote(), PROBE_S)
-    except RayActorError as error:
-        return None if isinstance(error, ActorUnavailableError) else False
-    except asyncio.TimeoutError:
-        return None
-    return True
-
-
-async def _port_is_open(host: str, port: int) -> bool | None:
-    """Whether a process listens there; None if nothing answers, as when a machine has vanished."""
-    try:
-        _, writer = await asyncio.wait_for(asyncio.open_connection(host, port), PROBE_S)
-    except ConnectionRefusedError:
-        return False
-    except (OSError, asyncio.TimeoutError):
-        return None
-    writer.close()
-    return True
+    async def _look_at_node(self, info: WorkerInfo) -> None:
+        """Finds out whether a worker that died did so with its node."""
+        if await node_is_gone(info.node_id):
+            self._lost_nodes.add(info.node_id)

@@ -99,9 +99,14 @@ class Stopwatch:
 
     `useful` steps that counted, `redone` work that was thrown away, `starting` until the first step is possible, `idle`
     waiting for others.
+
+    Attributes:
+        seconds: by class, up to the last switch.
+        started_time_s: when it began, seconds since the epoch.
     """
 
     def __init__(self) -> None:
+        self.started_time_s = time.time()
         self.seconds = dict.fromkeys(CLASSES, 0.0)
         self._running = "starting"
         self._since_s = time.monotonic()

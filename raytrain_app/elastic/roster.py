@@ -29,6 +29,7 @@ class WorkerInfo:
         host: address under which its peers reach it.
         port: port of its rendezvous store, used when it leads a generation.
         handle: Ray's handle of the actor it runs in.
+        started_time_s: when it began, seconds since the epoch.
         kind: what it computes on (CPU or GPU model, capability, library versions).
     """
 
@@ -39,6 +40,7 @@ class WorkerInfo:
     host: str
     port: int
     handle: Any = field(compare=False)
+    started_time_s: float = 0.0
     kind: dict[str, str] = field(default_factory=dict, compare=False)
 
 

@@ -76,6 +76,7 @@ class AllReduce:
         failures = 0
         while (generation := self.link.join()) is not None:
             group = Group(generation, self._worker.rendezvous, 2 * self.job.failure.heartbeat_s, self.learner.device)
+            self.link.group = group
             try:
                 # A member that dies while all connect shows only by not coming; who is slow gets more time the next time.
                 failures += 1
@@ -130,6 +131,7 @@ class AllReduce:
         generation: Generation = group.generation
         if generation.leader_clock < 0 and generation.rank == 0:
             self._restore()
+            self.link.clock = self.progress.clock  # should the others be lost now, this one has state
         if generation.behind:
             mine = self._snapshot().to_bytes() if generation.rank == 0 else None
             data = group.broadcast_bytes(mine)

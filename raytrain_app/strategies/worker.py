@@ -18,6 +18,7 @@ from raytrain_app.actors import Actor
 from raytrain_app.data import Dataset
 from raytrain_app.elastic.group import Rendezvous, choose_interface
 from raytrain_app.elastic.link import Link
+from raytrain_app.elastic.progress import Stopwatch
 from raytrain_app.elastic.roster import WorkerInfo
 from raytrain_app.errors import RaytrainError
 from raytrain_app.job import Job, job_from_dict
@@ -79,6 +80,7 @@ def reporting(membership: Actor, worker_id: str) -> Any:
 
 def run_worker(spec: WorkerSpec, train: Callable[[Worker], None]) -> None:
     """Body of a pool's train function: builds the worker and hands it to the strategy's `train`."""
+    stopwatch = Stopwatch()
     context = ray.train.get_context()
     worker_id = f"{spec.pool}.{context.get_world_rank()}-{uuid.uuid4().hex[:6]}"
     with reporting(spec.membership, worker_id):
@@ -87,7 +89,7 @@ def run_worker(spec: WorkerSpec, train: Callable[[Worker], None]) -> None:
         on_gpu = job.scaling.uses_gpu and job.framework == "torch"
         device = torch.device("cuda", torch.cuda.current_device()) if on_gpu else torch.device("cpu")
         require_shared(spec.directory)
-        worker = _build(spec, job, worker_id, device)
+        worker = _build(spec, job, worker_id, device, stopwatch)
         try:
             train(worker)
         finally:
@@ -95,7 +97,7 @@ def run_worker(spec: WorkerSpec, train: Callable[[Worker], None]) -> None:
             worker.link.close()
 
 
-def _build(spec: WorkerSpec, job: Job, worker_id: str, device: torch.device) -> Worker:
+def _build(spec: WorkerSpec, job: Job, worker_id: str, device: torch.device, stopwatch: Stopwatch) -> Worker:
     import os
 
     host = ray.util.get_node_ip_address()
@@ -113,9 +115,10 @@ def _build(spec: WorkerSpec, job: Job, worker_id: str, device: torch.device) -> 
         host=host,
         port=rendezvous.port,
         handle=context.current_actor,
+        started_time_s=stopwatch.started_time_s,
         kind=_kind(job, device),
     )
-    link = Link(spec.membership, info)
+    link = Link(spec.membership, info, stopwatch)
     task = load_task(job.task, job.data.classes)
     learner = build_learner(job, task, device, spec.directory)
     dataset = ray.get(spec.dataset[0])

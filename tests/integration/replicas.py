@@ -18,6 +18,7 @@ import torch
 
 from raytrain_app.data import Dataset, Split, load
 from raytrain_app.elastic.membership import Failure, Mail, Membership
+from raytrain_app.elastic.progress import Stopwatch
 from raytrain_app.job import Job
 from raytrain_app.storage.checkpoints import CheckpointStore
 from raytrain_app.storage.folder import Folder
@@ -37,7 +38,7 @@ class Replica:
         job = Job.model_validate(spec.job)
         worker_id = f"0.{rank}-{uuid.uuid4().hex[:6]}"
         with reporting(spec.membership, worker_id):
-            worker = _build(spec, job, worker_id, torch.device("cpu"))
+            worker = _build(spec, job, worker_id, torch.device("cpu"), Stopwatch())
             try:
                 AllReduce(worker).run()
             finally:

@@ -14,12 +14,19 @@ SECONDS_A_SHARD = 0.01
 CRASH_SEED = shard_seed([0, 1, 30, 0])
 
 
-class Slow(Synthetic):
-    """Points, each shard of which takes its time; with noise, so that the result is sensitive to any change."""
+class Quick(Synthetic):
+    """Points with noise, so that the result is sensitive to any change."""
+
+    def torch_augment(self, x: torch.Tensor) -> torch.Tensor:
+        return x + 0.01 * torch.randn_like(x)
+
+
+class Slow(Quick):
+    """The same, and each shard takes its time; it ends as the quick one does."""
 
     def torch_augment(self, x: torch.Tensor) -> torch.Tensor:
         time.sleep(SECONDS_A_SHARD)
-        return x + 0.01 * torch.randn_like(x)
+        return super().torch_augment(x)
 
 
 class Crashing(Slow):
@@ -31,4 +38,4 @@ class Crashing(Slow):
         return super().torch_augment(x)
 
 
-SLOW, CRASHING = Slow(), Crashing()
+SLOW, QUICK, CRASHING = Slow(), Quick(), Crashing()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import random
 import signal
@@ -133,9 +134,35 @@ def drill(tmp_path: Path, repository: Path, job: dict[str, Any], *options: str) 
 def test_nodes_are_lost_and_drained(tmp_path: Path, repository: Path) -> None:
     job = yaml.safe_load(slow_job(tmp_path, "nodes", workers="1..4").to_yaml())
     job["train"]["epochs"] = 60
+    job["checkpoint"] = {"every_steps": 1, "keep": 2}  # so that every fault falls into one that is being written
     found = drill(tmp_path, repository, job, "--node", "1", "--drain", "1", "--kill", "1", "--resize", "1", "--seed", "2")
     assert "BROKEN" not in found
     assert "60 complete epochs" in found
+
+
+def on_nodes(scenario: str, storage: Path, repository: Path) -> dict[str, list[dict[str, Any]]]:
+    """Events by kind of a run in a process of its own, whose last word is that it ended as if undisturbed."""
+    command = [sys.executable, "-m", "tests.integration.elastic.on_nodes", scenario, str(storage)]
+    done = subprocess.run(command, cwd=repository, timeout=280, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    return dict(json.loads(done.stdout.splitlines()[-1]))
+
+
+def test_a_node_that_comes_and_goes_every_few_seconds(tmp_path: Path, repository: Path) -> None:
+    """It is used less and less, and the worker on the other node never waits long for it."""
+    seen = on_nodes("flapping", tmp_path, repository)
+    assert len(seen["pool_start"]) <= 4
+    first = seen["join"][0]["worker"]
+    assert first not in {event["worker"] for event in seen["worker_lost"] + seen["node_lost"]}
+    assert seen["worker_lost"] == [], "what dies with its node is no crash"
+    assert all(event["receipt"]["paused_s"] < 5 for event in seen["disruption"])
+
+
+def test_a_machine_that_falls_silent(tmp_path: Path, repository: Path) -> None:
+    """Nothing closes a connection; the others go on once its worker has been silent for `failure.heartbeat_s`, here 3 s."""
+    seen = on_nodes("silent", tmp_path, repository)
+    assert [event["cause"] for event in seen["worker_lost"]] == ["silent"]
+    assert [event["receipt"]["paused_s"] < 6 for event in seen["disruption"]] == [True]
 
 
 def test_gpus_are_places_too(tmp_path: Path, repository: Path) -> None:

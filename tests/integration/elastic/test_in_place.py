@@ -46,9 +46,12 @@ def test_a_killed_worker_and_then_the_leader(tmp_path: Path, calm: dict[str, Any
     assert [r["cause"] for r in receipts if r["cause"] == "worker_lost"] == ["worker_lost"] * 2
     assert all(r["workers_before"] == 2 and r["workers_after"] == 1 for r in receipts if r["cause"] == "worker_lost")
     assert any(r["cause"] == "join" for r in receipts)
-    lived_s = sum(record["worker_seconds"].values())
+    assert len(run.seen("join")) == 4, "two were there, two replaced others; nobody joined anew"
     assert 0 < record["goodput"] <= 1
-    assert lived_s > 0
+    ends_s = {event["worker"]: event["time"] for event in run.seen("worker_lost")}
+    last_s = run.seen("finish")[0]["time"]
+    lived_s = sum(ends_s.get(e["worker"], last_s) - e["time"] + e["starting_s"] for e in run.seen("join"))
+    assert sum(record["worker_seconds"].values()) == pytest.approx(lived_s, rel=0.01)
 
 
 def test_all_workers_lost_at_once_go_on_from_memory(tmp_path: Path, calm: dict[str, Any]) -> None:
@@ -67,6 +70,8 @@ def test_a_hung_worker_is_evicted_and_replaced(tmp_path: Path, calm: dict[str, A
     assert_undisturbed(run, record, calm)
     assert [event["cause"] for event in run.seen("worker_lost")] == ["silent"]
     assert record["steps_redone"] == 0
+    lost = next(receipt for receipt in record["disruptions"] if receipt["cause"] == "worker_lost")
+    assert lost["paused_s"] < lost["detected_s"] + 1, "the others wait until it is evicted, not until it is dead"
 
 
 def test_scale_down_and_up_again_in_place(tmp_path: Path, calm: dict[str, Any]) -> None:

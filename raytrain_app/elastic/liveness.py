@@ -1,0 +1,49 @@
+"""Whether workers and nodes are there. Ray is asked, which knows of a dead process at once but not of a node, and so are they."""
+
+from __future__ import annotations
+
+import asyncio
+
+import ray
+from ray.exceptions import ActorUnavailableError, RayActorError
+
+from raytrain_app.actors import Actor
+from raytrain_app.elastic.roster import WorkerInfo
+
+PROBE_S = 1.0
+"""Longest wait for the answer to one question."""
+
+
+async def is_alive(info: WorkerInfo) -> bool:
+    """Whether a worker's process lives; one that cannot be told counts as alive."""
+    port, ray_knows = await asyncio.gather(_port_is_open(info.host, info.port), _ray_has(info.handle))
+    return port is not False and ray_knows is not False
+
+
+async def node_is_gone(node_id: str) -> bool:
+    """Whether a node's raylet has ended. Ray itself takes up to half a minute to see that."""
+    node = next((node for node in await asyncio.to_thread(ray.nodes) if node["NodeID"] == node_id), None)
+    return node is None or await _port_is_open(node["NodeManagerAddress"], node["NodeManagerPort"]) is False
+
+
+async def _ray_has(handle: Actor) -> bool | None:
+    """Whether Ray has the actor; None if it cannot tell now."""
+    try:
+        await asyncio.wait_for(handle.__ray_ready__.remote(), PROBE_S)
+    except RayActorError as error:
+        return None if isinstance(error, ActorUnavailableError) else False
+    except asyncio.TimeoutError:
+        return None
+    return True
+
+
+async def _port_is_open(host: str, port: int) -> bool | None:
+    """Whether a process listens there; None if nothing answers, as when a machine has vanished."""
+    try:
+        _, writer = await asyncio.wait_for(asyncio.open_connection(host, port), PROBE_S)
+    except ConnectionRefusedError:
+        return False
+    except (OSError, asyncio.TimeoutError):
+        return None
+    writer.close()
+    return True

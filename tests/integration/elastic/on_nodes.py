@@ -1,0 +1,60 @@
+"""A driver of its own, run by test_hard_times.py: a run on nodes that flap or fall silent. Prints what it saw as JSON."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import sys
+import time
+from pathlib import Path
+
+import psutil
+
+from raytrain_app.cluster.local import LocalNodes
+from raytrain_app.cluster.nodes import living_nodes
+from raytrain_app.drill import local_nodes
+from tests.integration.elastic.disturbed import Disturbed, assert_undisturbed, slow_job
+
+TRAIN = {"epochs": 80, "global_batch_size": 50, "virtual_shards": 4}
+
+
+def flapping(run: Disturbed, nodes: LocalNodes) -> None:
+    """A node that comes, stays a few seconds, and is lost, again and again."""
+    known = {node.node_id for node in living_nodes()}
+    for _ in range(5):
+        nodes.add()
+        while not (new := {node.node_id for node in living_nodes()} - known):
+            time.sleep(0.1)
+        known |= new
+        time.sleep(3)
+        nodes.remove(new.pop())
+
+
+def silent(run: Disturbed, nodes: LocalNodes) -> None:
+    """A machine that answers no more, while its connections stay open."""
+    worker = run.seen("join")[-1]
+    raylet = psutil.Process(worker["pid"]).parent()
+    assert raylet is not None
+    for process in (raylet, *raylet.children(recursive=True)):
+        with contextlib.suppress(psutil.NoSuchProcess):
+            os.kill(process.pid, signal.SIGSTOP)
+
+
+SCENARIOS = {"flapping": (flapping, 1), "silent": (silent, 2)}
+
+
+def main(name: str, storage: Path) -> None:
+    scenario, count = SCENARIOS[name]
+    with local_nodes(slow_job(storage, name, workers=count), count) as nodes:
+        run = Disturbed(slow_job(storage, name, workers="1..2", train=TRAIN), {40: lambda run: scenario(run, nodes)})
+        record = run.run()
+        calm = Disturbed(slow_job(storage, "calm", task="tests.integration.elastic.slow_task:QUICK", train=TRAIN, workers=1))
+        assert_undisturbed(run, record, calm.run())
+    kinds = ("join", "worker_lost", "node_lost", "pool_start", "disruption")
+    json.dump({kind: run.seen(kind) for kind in kinds}, sys.stdout)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], Path(sys.argv[2]))
