@@ -80,6 +80,7 @@ class Supervisor:
         self._failures = 0
         self._settling = Settling()
         self._asked = 0
+        self._lacking_since_s: float | None = None
         self._incarnation = ""
         self._watchers: dict[str, Actor] = {}
         self._metadata_host = metadata_host()
@@ -93,7 +94,8 @@ class Supervisor:
             most: workers that should train if there is room.
 
         Raises:
-            ClusterError: Ray Train gave up on too many pools.
+            ClusterError: Ray Train gave up on too many pools, or nobody trains and there was no room for the minimum of workers
+                for `scaling.wait_s`.
         """
         self._bury()
         decisions = self._decide(nodes, mail.workers, most)
@@ -104,6 +106,7 @@ class Supervisor:
             wait_for(self._membership.rearrange.remote(retire=sorted(self._retiring)))
         ensure_watchers(self._watchers, {str(pool.node_id) for pool in self._pools.values()}, self._metadata_host)
         places = sum(room(node.resources, self._job.scaling.resources_per_worker) for node in nodes if not node.draining)
+        self._give_up_in_time(places, nodes, mail.workers)
         wish = most if places < most else 0
         if wish != self._asked:
             ask_autoscaler(wish, self._job.scaling.resources_per_worker)
@@ -121,6 +124,19 @@ class Supervisor:
         ensure_watchers(self._watchers, (), None)
         if self._asked:
             ask_autoscaler(0, self._job.scaling.resources_per_worker)
+
+    def _give_up_in_time(self, places: int, nodes: Sequence[Node], workers: Sequence[WorkerView]) -> None:
+        """Workers that are there train on, however few; without any, the minimum is waited for as at the start."""
+        scaling, now_s = self._job.scaling, time.monotonic()
+        if workers or places >= scaling.workers.min:
+            self._lacking_since_s = None
+            return
+        self._lacking_since_s = self._lacking_since_s or now_s
+        if now_s - self._lacking_since_s > scaling.wait_s:
+            raise ClusterError(
+                f"all workers are lost, {_lack(self._job, places, nodes)}, and no more came within "
+                f"scaling.wait_s = {scaling.wait_s:g} s; add nodes and go on with --resume"
+            )
 
     def _bury(self) -> None:
         for number, pool in list(self._pools.items()):

@@ -1,4 +1,4 @@
-"""A driver of its own, run by test_hard_times.py: a run on nodes that flap or fall silent. Prints what it saw as JSON."""
+"""A driver of its own, run by test_hard_times.py: a run on nodes that flap, fall silent, or go. Prints what it saw as JSON."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ import psutil
 from raytrain_app.cluster.local import LocalNodes
 from raytrain_app.cluster.nodes import living_nodes
 from raytrain_app.drill import local_nodes
+from raytrain_app.errors import ClusterError
 from tests.integration.elastic.disturbed import Disturbed, assert_undisturbed, slow_job
 
 TRAIN = {"epochs": 80, "global_batch_size": 50, "virtual_shards": 4}
@@ -42,13 +43,25 @@ def silent(run: Disturbed, nodes: LocalNodes) -> None:
             os.kill(process.pid, signal.SIGSTOP)
 
 
-SCENARIOS = {"flapping": (flapping, 1), "silent": (silent, 2)}
+def gone(run: Disturbed, nodes: LocalNodes) -> None:
+    """The only node for workers is lost, and none comes in its place."""
+    nodes.remove(run.seen("join")[0]["node"])
+
+
+SCENARIOS = {"flapping": (flapping, 1), "silent": (silent, 2), "gone": (gone, 1)}
 
 
 def main(name: str, storage: Path) -> None:
     scenario, count = SCENARIOS[name]
     with local_nodes(slow_job(storage, name, workers=count), count) as nodes:
-        run = Disturbed(slow_job(storage, name, workers="1..2", train=TRAIN), {40: lambda run: scenario(run, nodes)})
+        job = slow_job(storage, name, train=TRAIN, scaling={"workers": "1..2", "wait_s": 5})
+        run = Disturbed(job, {40: lambda run: scenario(run, nodes)})
+        if name == "gone":
+            try:
+                run.run()
+            except ClusterError as error:
+                json.dump({"error": str(error)}, sys.stdout)
+            return
         record = run.run()
         calm = Disturbed(slow_job(storage, "calm", task="tests.integration.elastic.slow_task:QUICK", train=TRAIN, workers=1))
         assert_undisturbed(run, record, calm.run())

@@ -140,7 +140,7 @@ def test_nodes_are_lost_and_drained(tmp_path: Path, repository: Path) -> None:
     assert "60 complete epochs" in found
 
 
-def on_nodes(scenario: str, storage: Path, repository: Path) -> dict[str, list[dict[str, Any]]]:
+def on_nodes(scenario: str, storage: Path, repository: Path) -> dict[str, Any]:
     """Events by kind of a run in a process of its own, whose last word is that it ended as if undisturbed."""
     command = [sys.executable, "-m", "tests.integration.elastic.on_nodes", scenario, str(storage)]
     done = subprocess.run(command, cwd=repository, timeout=280, capture_output=True, text=True)
@@ -163,6 +163,12 @@ def test_a_machine_that_falls_silent(tmp_path: Path, repository: Path) -> None:
     seen = on_nodes("silent", tmp_path, repository)
     assert [event["cause"] for event in seen["worker_lost"]] == ["silent"]
     assert [event["receipt"]["paused_s"] < 6 for event in seen["disruption"]] == [True]
+
+
+def test_a_run_whose_last_node_is_lost_gives_up_in_time(tmp_path: Path, repository: Path) -> None:
+    error = on_nodes("gone", tmp_path, repository)["error"]
+    assert error.startswith("all workers are lost, the job needs 1 worker of {CPU: 1}, and the cluster has room for 0: 1 node")
+    assert error.endswith("no more came within scaling.wait_s = 5 s; add nodes and go on with --resume")
 
 
 def test_gpus_are_places_too(tmp_path: Path, repository: Path) -> None:
