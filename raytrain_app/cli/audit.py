@@ -7,12 +7,12 @@ from typing import Annotated
 
 import typer
 
-from raytrain_app.cli.control import Run, Storage
+from raytrain_app.cli.control import RunOrNewest, Storage
 from raytrain_app.errors import TrainingError
 
 
 def audit(
-    run: Run,
+    run: RunOrNewest = None,
     storage: Storage = "runs",
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON for scripts.")] = False,
 ) -> None:

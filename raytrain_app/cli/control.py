@@ -27,12 +27,21 @@ Run = Annotated[
         metavar="RUN", help="The run: its directory, or its name below --storage.", show_default=False, autocompletion=runs_here
     ),
 ]
+RunOrNewest = Annotated[
+    str | None,
+    typer.Argument(
+        metavar="RUN",
+        help="The run: its directory, or its name below --storage. Without it: the newest there.",
+        show_default=False,
+        autocompletion=runs_here,
+    ),
+]
 Storage = Annotated[str, typer.Option("--storage", metavar="URI", help="Where to look for a run that is given by name.")]
 WAIT_S = 15.0
 
 
 def status(
-    run: Run,
+    run: RunOrNewest = None,
     storage: Storage = "runs",
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON for scripts.")] = False,
 ) -> None:

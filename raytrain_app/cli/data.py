@@ -58,7 +58,15 @@ Debug = Annotated[bool, typer.Option("--debug", help="Show tracebacks.")]
 
 @app.command()
 def fetch(
-    name: Annotated[str, typer.Argument(metavar="NAME", help="mnist or fashion-mnist.", show_default=False)],
+    name: Annotated[
+        str,
+        typer.Argument(
+            metavar="NAME",
+            help="mnist or fashion-mnist.",
+            show_default=False,
+            autocompletion=lambda: ["mnist", "fashion-mnist"],
+        ),
+    ],
     to: Annotated[Path | None, typer.Option("--to", metavar="FOLDER", help="Where to put it, instead of the cache.")] = None,
     debug: Debug = False,
 ) -> None:

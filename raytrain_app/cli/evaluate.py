@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from raytrain_app.cli.control import Run, Storage
+from raytrain_app.cli.control import RunOrNewest, Storage
 from raytrain_app.cli.run import Debug
 
 if TYPE_CHECKING:
@@ -18,7 +18,10 @@ if TYPE_CHECKING:
 Checkpoint = Annotated[
     str,
     typer.Option(
-        "--checkpoint", metavar="latest|best|STEP", help="Which weights; the latest are those of result.json after the end."
+        "--checkpoint",
+        metavar="latest|best|STEP",
+        help="Which weights; the latest are those of result.json after the end.",
+        autocompletion=lambda: ["latest", "best"],
     ),
 ]
 Workers = Annotated[
@@ -41,7 +44,7 @@ class SplitName(str, Enum):
 
 
 def evaluate(
-    run: Run,
+    run: RunOrNewest = None,
     storage: Storage = "runs",
     split: Annotated[SplitName, typer.Option("--split", help="Which of the run's own rows.")] = SplitName.test,
     source: Annotated[

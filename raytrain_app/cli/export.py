@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from raytrain_app.cli.control import Run, Storage
+from raytrain_app.cli.control import RunOrNewest, Storage
 from raytrain_app.cli.evaluate import Checkpoint
 from raytrain_app.cli.run import Debug
 
@@ -24,8 +24,8 @@ class FormatName(str, Enum):
 
 
 def export(
-    run: Run,
     to: Annotated[FormatName, typer.Option("--to", help="The format.")],
+    run: RunOrNewest = None,
     storage: Storage = "runs",
     out: Annotated[
         Path | None, typer.Option("--out", metavar="PATH", help="Where to write, instead of the run's name in this folder.")

@@ -36,5 +36,6 @@ def init(
     typer.echo(f"Wrote {folder / 'job.yaml'} and {folder / 'task.py'}. Next:")
     if folder != Path("."):
         typer.echo(f"  cd {shlex.quote(str(folder))}")
-    typer.echo("  raytrain check job.yaml")
-    typer.echo("  raytrain run job.yaml")
+    typer.echo("  raytrain check job.yaml   # what it comes to")
+    typer.echo("  raytrain run job.yaml     # trains; `raytrain watch` in another terminal shows more")
+    typer.echo("  raytrain report           # what happened, as a page")

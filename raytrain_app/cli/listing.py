@@ -57,7 +57,7 @@ def _print(states: list[RunState]) -> None:
     from raytrain_app.report.words import ago, percent
 
     table = Table("run", "status", box=None, pad_edge=False, header_style="dim")
-    for name in ("step", "val acc", "test acc", "workers", "samples/s", "last heard of"):
+    for name in ("step", "val acc", "test acc", "workers", "samples/s", "updated"):
         table.add_column(name, justify="right")
     for state in states:
         accuracies = [state.metrics.get(name) for name in ("val_accuracy", "test_accuracy")]

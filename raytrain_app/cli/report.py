@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -24,12 +25,21 @@ Runs = Annotated[
         autocompletion=runs_here,
     ),
 ]
+RunsOrNewest = Annotated[
+    list[str] | None,
+    typer.Argument(
+        metavar="RUN...",
+        help="Runs: their directories, or their names below --storage. Without any: the newest there.",
+        show_default=False,
+        autocompletion=runs_here,
+    ),
+]
 MOST_EVALUATED_BYTES = 256 << 20
 """Size of the test files up to which a report evaluates a run that has no evaluation yet."""
 
 
 def report(
-    runs: Runs,
+    runs: RunsOrNewest = None,
     storage: Storage = "runs",
     out: Annotated[
         str | None,
@@ -48,7 +58,7 @@ def report(
     """
     from raytrain_app.storage.folder import Folder
 
-    folders = _find(runs, storage)
+    folders = _find(runs or [None], storage)
     if len(folders) > 1:
         from raytrain_app.report.comparison import comparison_report
 
@@ -99,7 +109,7 @@ def compare(
         console.print(f"\n{sentence}", highlight=False, markup=False)
 
 
-def _find(runs: list[str], storage: str) -> list[Folder]:
+def _find(runs: Sequence[str | None], storage: str) -> list[Folder]:
     from raytrain_app.storage.requests import find_run
 
     return [find_run(run, storage) for run in runs]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from typing import Annotated
 
 import typer
@@ -47,7 +48,7 @@ def run(
     from rich.console import Console
 
     from raytrain_app.cli.quiet import quiet_terminal
-    from raytrain_app.report.terminal import result_lines, shown
+    from raytrain_app.report.terminal import next_lines, result_lines, shown
 
     with quiet_terminal(f"{job.storage}/{job.name}", debug=debug) as terminal:
         # With --debug others print too, which a live bar does not bear.
@@ -60,6 +61,9 @@ def run(
             result = runner.run(job, resume=resume, address=address, on_update=show)
     for line in result_lines(result.record, result.directory):
         typer.echo(line)
+    if sys.stdout.isatty() and not quiet:
+        for line in ("", *next_lines(result.directory, job.storage)):
+            typer.echo(line)
 
 
 def check(

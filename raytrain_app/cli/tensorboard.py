@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from raytrain_app.cli.control import runs_here
 from raytrain_app.cli.run import Debug
 from raytrain_app.errors import RaytrainError, StorageError
 
@@ -22,7 +23,12 @@ COPY_EVERY_S = 10.0
 
 def tensorboard(
     run: Annotated[
-        str, typer.Argument(metavar="RUN", help="A run, by its directory or its name below ./runs, or a folder of runs.")
+        str,
+        typer.Argument(
+            metavar="RUN",
+            help="A run, by its directory or its name below ./runs, or a folder of runs.",
+            autocompletion=runs_here,
+        ),
     ] = "runs",
     port: Annotated[int, typer.Option(help="Where to listen; 0 is any free port.")] = 6006,
     host: Annotated[str, typer.Option(help="On which address; 0.0.0.0 is reachable from other machines.")] = "localhost",
@@ -78,7 +84,8 @@ def _preview(folder: Folder, debug: bool) -> None:
 
         if not folder.exists(FILE):
             try:
-                write_preview(load_trained(folder, on_cpu=True), folder)
+                if without := write_preview(load_trained(folder, on_cpu=True), folder):
+                    typer.echo(f"without the graph: {without}", file=terminal)
             except RaytrainError as error:
                 typer.echo(f"without example images and graph: {error}", file=terminal)
 

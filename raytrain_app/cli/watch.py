@@ -6,14 +6,14 @@ from typing import Annotated
 
 import typer
 
-from raytrain_app.cli.control import Run, Storage
+from raytrain_app.cli.control import RunOrNewest, Storage
 from raytrain_app.cli.run import Debug
 
 LINE_EVERY_S = 5.0
 
 
 def watch(
-    run: Run,
+    run: RunOrNewest = None,
     storage: Storage = "runs",
     replay: Annotated[
         float, typer.Option("--replay", metavar="SECONDS", min=0, help="How long to play back a run that has ended; 0: not.")

@@ -22,8 +22,11 @@ EXAMPLES, COLUMNS, SCALE = 40, 10, 2
 """Rows shown, how many side by side, and the size of a pixel."""
 
 
-def write_preview(trained: Trained, folder: Folder) -> None:
-    """Writes the file of example images and graph into a run directory, once.
+def write_preview(trained: Trained, folder: Folder) -> str:
+    """Writes the file of example images and graph into a run directory.
+
+    Returns:
+        Why there is no graph; empty where there is one.
 
     Raises:
         DataError: the training rows cannot be read.
@@ -32,9 +35,15 @@ def write_preview(trained: Trained, folder: Folder) -> None:
     from tensorboard.compat.proto.event_pb2 import Event
     from tensorboard.summary.writer.record_writer import RecordWriter
 
+    without = ""
     file = io.BytesIO()
     writer = RecordWriter(file)
-    events = [Event(wall_time=time.time(), file_version="brain.Event:2"), graph_event(trained)]
+    events = [Event(wall_time=time.time(), file_version="brain.Event:2")]
+    try:
+        graph = _keras_graph(trained) if trained.job.framework == "tensorflow" else _torch_graph(trained)
+        events.append(Event(wall_time=time.time(), graph_def=graph))
+    except Exception as error:  # tracing runs the task's own code, which may raise anything; the images can do without it
+        without = f"the model cannot be traced ({type(error).__name__}: {' '.join(str(error).split())[:200]})"
     x, _ = read_split(trained.job, trained.task, "train")
     if (picture := _grid(x[:EXAMPLES])) is not None:
         events.append(_image_event("training rows", picture))
@@ -42,36 +51,29 @@ def write_preview(trained: Trained, folder: Folder) -> None:
         writer.write(event.SerializeToString())
     writer.flush()
     folder.write(FILE, file.getvalue())
+    return without
 
 
-def graph_event(trained: Trained) -> Event:
-    """The model's graph, for TensorBoard's graph page."""
-    return _keras_graph(trained) if trained.job.framework == "tensorflow" else _torch_graph(trained)
-
-
-def _torch_graph(trained: Trained) -> Event:
+def _torch_graph(trained: Trained) -> bytes:
     import torch
-    from tensorboard.compat.proto.event_pb2 import Event
     from torch.utils.tensorboard._pytorch_graph import graph  # the public writer would open a file of its own
 
     columns = trained.task.columns
     learner: Any = trained.learner
     inputs = trained.task.torch_inputs(torch.zeros((1, *columns.shape), dtype=getattr(torch, columns.dtype)))
     definition, _ = graph(copy.deepcopy(learner.model).cpu().eval(), inputs)
-    return Event(wall_time=time.time(), graph_def=definition.SerializeToString())
+    return bytes(definition.SerializeToString())
 
 
-def _keras_graph(trained: Trained) -> Event:
-    """Keras's own description of the model, from which TensorBoard draws a graph of its layers."""
-    from tensorboard.compat.proto.event_pb2 import Event
-    from tensorboard.compat.proto.summary_pb2 import Summary, SummaryMetadata
-    from tensorboard.compat.proto.tensor_pb2 import TensorProto
+def _keras_graph(trained: Trained) -> bytes:
+    """The operations under the names of their layers, for any model: Keras's own description leaves out subclassed ones."""
+    import tensorflow as tf
 
+    columns = trained.task.columns
     learner: Any = trained.learner
-    plugin = SummaryMetadata.PluginData(plugin_name="graph_keras_model", content=b"1")
-    tensor = TensorProto(dtype=7, string_val=[learner.model.to_json().encode()])  # 7 is DT_STRING
-    value = Summary.Value(tag="keras", metadata=SummaryMetadata(plugin_data=plugin), tensor=tensor)
-    return Event(wall_time=time.time(), step=0, summary=Summary(value=[value]))
+    forward = tf.function(lambda x: learner.model(trained.task.keras_inputs(x), training=False))
+    traced = forward.get_concrete_function(tf.TensorSpec((None, *columns.shape), columns.dtype, name="x"))
+    return bytes(traced.graph.as_graph_def().SerializeToString())
 
 
 def _image_event(tag: str, picture: np.ndarray) -> Event:

@@ -30,7 +30,9 @@ def load_job(path: str, overrides: Sequence[str] = (), name: str | None = None) 
     try:
         text = Path(path).read_bytes().decode("utf-8-sig")
     except OSError as error:
-        raise JobError(f"job file {path}: cannot be read: {error.strerror or error}") from None
+        raise JobError(
+            f"job file {path}: cannot be read: {error.strerror or error}; `raytrain init` writes one to begin with"
+        ) from None
     except UnicodeDecodeError as error:
         raise JobError(f"job file {path}: byte {error.start} is not UTF-8; expected a YAML text file") from None
     return job_from_text(text, path, overrides, name)

@@ -158,7 +158,8 @@ def extras(run: Run) -> list[Chart]:
     for name in names:
         x, y = thin(steps["step"], steps[name].astype(np.float64), 400)
         title = "Learning rate" if name == "lr" else name.replace("_", " ").capitalize()
-        charts.append(Chart(name, title, "step", title.lower(), (Series(title.lower(), "train", x, y),), from_zero=True))
+        line, whole = Series(title.lower(), "train", x, y), bool((y == np.round(y)).all())
+        charts.append(Chart(name, title, "step", title.lower(), (line,), whole=whole, from_zero=True))
     return charts
 
 

@@ -44,6 +44,8 @@ PALETTE = {
 
 WIDTH_IN, HEIGHT_IN = 4.6, 2.7
 FONT_PT = 9.5
+TICK_STEPS = [1, 2, 2.5, 5, 10]
+"""Distances of numbers on an axis that are easy to read, up to a power of ten."""
 MOST_LINES = 20
 """Marks that are drawn as lines through the chart; of more, only the ends are."""
 
@@ -149,7 +151,7 @@ def _draw_series(axes: Axes, series: Series) -> None:
 
 def _limits(axes: Axes, chart: Chart) -> None:
     axes.margins(x=0.01)
-    axes.xaxis.set_major_locator(MaxNLocator(5, integer=chart.x_label == "step"))
+    axes.xaxis.set_major_locator(MaxNLocator(5, steps=TICK_STEPS, integer=chart.x_label == "step"))
     axes.xaxis.set_major_formatter(FuncFormatter(_short))
     if chart.log:
         axes.set_yscale("log")
@@ -160,7 +162,7 @@ def _limits(axes: Axes, chart: Chart) -> None:
         return
     bold = [series.y[np.isfinite(series.y)] for series in chart.series if series.kind != "faint"]
     values = np.concatenate(bold) if bold else np.empty(0)
-    axes.yaxis.set_major_locator(MaxNLocator(4, integer=chart.whole))
+    axes.yaxis.set_major_locator(MaxNLocator(5, steps=TICK_STEPS, integer=chart.whole))
     axes.yaxis.set_major_formatter(FuncFormatter(_short))
     if len(values):
         low = 0.0 if chart.from_zero else float(values.min())

@@ -162,10 +162,13 @@ def _tiles(material: Material) -> Iterator[tuple[str, str, str]]:
     if not scored and "loss" in metrics:
         yield "Training loss", f"{metrics['loss']:.4g}", f"accuracy {percent(metrics['accuracy'])}"
     if state.samples_per_s is not None:
-        yield "Throughput", f"{state.samples_per_s:,.0f}", "samples a second"
+        yield "Throughput", f"{state.samples_per_s:,.0f}", "samples a second" + (", start included" if state.ended else "")
     result = state.result or {}
     if result.get("goodput") is not None:
         yield "Goodput", percent(result["goodput"]), "of worker-seconds"
+    if "staleness" in (steps := material.run.history.steps):
+        missed = steps["staleness"][np.isfinite(steps["staleness"])]
+        yield "Staleness", f"{np.median(missed):g}", f"updates missed, at most {missed.max():g}"
     yield "Disruptions", f"{len(state.disruptions):,}", _pauses(state.disruptions)
     yield "Time", duration(material.run.clock.total_s), "from start to end" if state.ended else "up to now"
 

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 from rich.console import Group, RenderableType
@@ -66,7 +67,9 @@ def screen(view: View, width: int, height: int) -> RenderableType:
     members = _members(view.state.members)
     events = list(view.events)[-MOST_EVENTS:]
     parts: list[RenderableType] = [_head(view, width), _progress(view.state, width), _numbers(view.state)]
-    taken = 5 + (len(members) + 2 if members else 0) + (len(events) + 2 if events else 0)
+    if view.state.servers is not None and not view.state.ended:
+        parts.append(_servers(view.state.servers))
+    taken = len(parts) + 2 + (len(members) + 2 if members else 0) + (len(events) + 2 if events else 0)
     lines = min(MOST_CURVE, height - taken - 3)
     if lines >= LEAST_CURVE:
         parts.append(Padding(_curves(view, width, lines), (1, 0, 0, 0)))
@@ -122,6 +125,26 @@ def _numbers(state: RunState) -> Text:
         if name not in SHOWN_AT_THE_TOP:
             text.append(f"{name} ", "dim")
             text.append(f"{value:.4g}  ")
+    return text
+
+
+def _servers(line: Mapping[str, Any]) -> Text:
+    """The parameter servers: how many, how fast, and by how many updates gradients came too late."""
+    text = Text(" ", no_wrap=True, overflow="ellipsis")
+    numbers = {
+        "servers": f"{line['servers']}",
+        "gradients/s": f"{line['rounds_per_s']:,.0f}",
+        "staleness median": f"{line['staleness_median']}",
+        "95 %": f"{line['staleness_p95']}",
+        "most": f"{line['staleness_max']}",
+        "refused": f"{line['refused']:,}",
+        "lost": f"{line['lost']:,}",
+        "MB/s in": f"{line['in_bytes_per_s'] / 1e6:,.1f}",
+        "out": f"{line['out_bytes_per_s'] / 1e6:,.1f}",
+    }
+    for name, number in numbers.items():
+        text.append(f"{name} ", "dim")
+        text.append(f"{number}  ")
     return text
 
 

@@ -218,13 +218,15 @@ def _rows(state: RunState) -> Iterator[tuple[str, str]]:
     if state.samples_per_s is not None:
         yield "speed", f"{state.samples_per_s:,.0f} samples a second"
     for name, value in state.metrics.items():
+        if name == "train_loss" and "loss" in state.metrics:
+            continue  # the same number, after the last epoch
         yield name.replace("_", " "), f"{value:.4g}"
     if not state.ended:
         yield "workers", f"{state.workers} of {'..'.join(map(str, dict.fromkeys(state.limits)))}"
         for member in state.members:
             if member.state in ("training", "waiting", "parked"):
                 yield "", f"{member.worker} on {member.node[:8]}, pid {member.pid}: {member.state}"
-    if state.servers is not None:
+    if state.servers is not None and not state.ended:
         yield "servers", _servers(state.servers)
     if state.disruptions:
         pause_s = sum(receipt["paused_s"] for receipt in state.disruptions)

@@ -5,10 +5,12 @@ Progress goes to stderr and the result to stdout, so `raytrain run job.yaml > re
 
 from __future__ import annotations
 
+import shlex
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from pathlib import PurePath
 from typing import Any
 
 from rich.console import Console
@@ -85,6 +87,18 @@ def result_lines(result: Mapping[str, Any], directory: str) -> list[str]:
     rows.append(("run directory", directory))
     width = max(len(label) for label, _ in rows)
     return [f"{label:<{width}}  {text}" for label, text in rows]
+
+
+def next_lines(directory: str, storage: str) -> list[str]:
+    """What to do with the run that ended, as commands."""
+    run = shlex.quote(PurePath(directory).name if storage == "runs" else directory)
+    commands = {
+        f"raytrain report {run}": "what happened, as a page",
+        f"raytrain evaluate {run}": "what it gets right and wrong",
+        f"raytrain predict {run} IMAGE": "what it takes a picture for",
+    }
+    width = max(map(len, commands))
+    return ["Next:", *(f"  {command:<{width}}   # {about}" for command, about in commands.items())]
 
 
 def _result_rows(result: Mapping[str, Any]) -> Iterator[tuple[str, str | None]]:

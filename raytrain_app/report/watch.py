@@ -158,9 +158,10 @@ def _replayed(follower: Follower, history: History, events: Sequence[Record], re
     frames = int(replay_s * FRAMES_PER_S)
     step_seconds, epoch_seconds = clock.seconds(history.steps["time"]), clock.seconds(history.epochs["time"])
     event_seconds = clock.seconds([event["time"] for event in events])
+    begin_s = float(step_seconds[0]) if len(step_seconds) else 0.0  # nobody wants to see Ray start again
     summary, fed = Summary(), 0
-    for frame in range(1, frames + 1):
-        at = clock.total_s * frame / (frames + 1)
+    for frame in range(frames):
+        at = begin_s + (clock.total_s - begin_s) * (frame + 0.5) / frames
         steps, epochs = int(np.searchsorted(step_seconds, at)), int(np.searchsorted(epoch_seconds, at))
         upto = int(np.searchsorted(event_seconds, at))
         summary.add(_records(history, slice(max(0, steps - SEEN_STEPS), steps), epochs), events[fed:upto])

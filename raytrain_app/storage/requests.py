@@ -6,6 +6,7 @@ laptop whose cluster keeps its runs on an object store.
 
 from __future__ import annotations
 
+import difflib
 import json
 import time
 import uuid
@@ -14,6 +15,7 @@ from typing import Any, Literal, TypedDict
 
 from raytrain_app.errors import StorageError
 from raytrain_app.storage.folder import Folder
+from raytrain_app.storage.rundir import RunDirectory
 
 FOLDER = "requests"
 REMOTE_POLL_S = 5.0
@@ -88,15 +90,29 @@ def _parse(data: bytes) -> Request | None:
     return Request(kind=found["kind"])
 
 
-def find_run(reference: str, storage: str = "runs") -> Folder:
-    """The directory of a run that is named by its directory, or by its name below `storage`.
+def find_run(reference: str | None, storage: str = "runs") -> Folder:
+    """The directory of a run that is named by its directory, or by its name below `storage`; None is the newest there.
 
     Raises:
         StorageError: there is no such run.
     """
+    if reference is None:
+        return _newest_run(storage)
     candidates = [Folder.open(reference)] if "/" in reference else [Folder.open(storage).child(reference), Folder.open(reference)]
     for folder in candidates:
         if folder.exists("job.yaml"):
             return folder
     places = " nor ".join(folder.at("") for folder in candidates)
-    raise StorageError(f"there is no run at {places}; give its directory, or its name with --storage")
+    near = difflib.get_close_matches(reference, Folder.open(storage).list(), n=1)
+    advice = f"did you mean {near[0]}?" if near else "give its directory, or its name with --storage; `raytrain list` shows names"
+    raise StorageError(f"there is no run at {places}; {advice}")
+
+
+def _newest_run(storage: str) -> Folder:
+    """The run whose driver was the last to tell how it is."""
+    folder = Folder.open(storage)
+    runs = [folder.child(name) for name in folder.list()]
+    runs = [run for run in runs if run.exists("job.yaml")]
+    if not runs:
+        raise StorageError(f"there are no runs in {folder.at('')}; name a run, or the storage of your jobs with --storage")
+    return max(runs, key=lambda run: (RunDirectory(run).read_status() or {"time": 0.0})["time"])

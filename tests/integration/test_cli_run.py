@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from PIL import Image, ImageDraw
 
 START_S = 120.0
 
@@ -51,11 +52,37 @@ def test_the_starter_project_trains_as_it_is(project: Path) -> None:
     assert printed["run directory"] == str(project / "runs" / "my-model")
     assert result["test_accuracy"] > 0.8
 
+    status = raytrain("status", "--json", folder=project)  # of the newest run
+    assert json.loads(status.stdout)["metrics"]["test_loss"] == result["test_loss"]
+    draw_seven(project / "photo.jpg")
+    (predicted,) = raytrain("predict", "my-model", "photo.jpg", folder=project).stdout.splitlines()
+    assert predicted.startswith("photo.jpg: 7 (")
+    assert "inverted, since it was dark on light; ink cut out of 900 x 600" in predicted
+
     again = raytrain("run", "job.yaml", folder=project)
     assert again.returncode == 2
     assert again.stdout == ""
     assert "--resume" in again.stderr
     assert result_of(project / "runs" / "my-model") == result
+
+
+def draw_seven(path: Path) -> None:
+    """Somebody's own digit: dark ink on bright paper, large, and not in the middle."""
+    image = Image.new("RGB", (900, 600), (238, 232, 220))
+    ImageDraw.Draw(image).line([(500, 120), (640, 120), (560, 330)], fill=(30, 40, 90), width=26, joint="curve")
+    image.save(path)
+
+
+@pytest.mark.slow
+def test_the_starter_project_for_keras_trains_as_it_is(tmp_path: Path) -> None:
+    pytest.importorskip("tensorflow")
+    assert raytrain("init", "--framework", "tensorflow", folder=tmp_path).returncode == 0
+    done = raytrain("run", "job.yaml", "--quiet", "--set", "train.epochs=1", folder=tmp_path)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert float(table(done.stdout)["test accuracy"]) > 0.8
+    exported = raytrain("export", "--to", "keras", folder=tmp_path)
+    assert "the same predictions" in exported.stdout
+    assert (tmp_path / "my-model.keras").exists()
 
 
 def test_an_error_in_the_task_shows_its_own_traceback(project: Path) -> None:

@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import importlib.util
+import json
 import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
+import typer
+from typer.testing import CliRunner
 
 import raytrain_app
 from raytrain_app import cli
 from raytrain_app.errors import ClusterError, DataError, Interrupted, JobError, StorageError, TrainingError
+from tests.unit.report.making import START_S, make_run, status
 
 
 def raytrain(*arguments: str, folder: Path | None = None) -> subprocess.CompletedProcess[str]:
@@ -38,11 +43,52 @@ def test_version() -> None:
     assert (done.returncode, done.stdout, done.stderr) == (0, f"raytrain {raytrain_app.__version__}\n", "")
 
 
-@pytest.mark.parametrize("command", ["run", "check", "init"])
+def commands() -> list[str]:
+    """All commands of the program, those of groups with the group's name."""
+    group: Any = typer.main.get_command(cli.app)
+    return [
+        f"{name} {inner}" if inner else name
+        for name, command in group.commands.items()
+        for inner in getattr(command, "commands", [""])
+    ]
+
+
+@pytest.mark.parametrize("command", commands())
 def test_help_has_an_example(command: str) -> None:
-    done = raytrain(command, "--help")
-    assert done.returncode == 0
-    assert f"Example: raytrain {command} " in done.stdout
+    done = CliRunner().invoke(cli.app, [*command.split(), "--help"], env={"NO_COLOR": "1", "COLUMNS": "200"})
+    assert done.exit_code == 0
+    assert f"Example: raytrain {command}" in done.output
+
+
+@pytest.mark.parametrize(
+    ("line", "offered"),
+    [
+        ("raytrain st", ["status", "stop"]),
+        ("raytrain status di", ["digits"]),
+        ("raytrain export digits --to s", ["safetensors", "saved_model"]),
+        ("raytrain evaluate digits --checkpoint ", ["latest", "best"]),
+        ("raytrain data fetch f", ["fashion-mnist"]),
+    ],
+)
+def test_the_shell_completes(line: str, offered: list[str], tmp_path: Path) -> None:
+    make_run(tmp_path / "runs" / "digits", 5)
+    words = line.split(" ")
+    asked = {"_RAYTRAIN_COMPLETE": "complete_bash", "COMP_WORDS": line, "COMP_CWORD": str(len(words) - 1)}
+    program = str(Path(sys.executable).with_name("raytrain"))
+    done = subprocess.run(program, cwd=tmp_path, env={**os.environ, **asked}, stdout=subprocess.PIPE, text=True, timeout=60)
+    assert done.stdout.split() == offered
+
+
+def test_without_a_name_the_newest_run_is_meant(tmp_path: Path) -> None:
+    make_run(tmp_path / "runs" / "older", 5, now=status(time=START_S + 15))
+    make_run(tmp_path / "runs" / "newer", 5, now=status(time=START_S + 16))
+    assert json.loads(raytrain("status", "--json", folder=tmp_path).stdout)["name"] == "newer"
+    done = raytrain("status", "oldr", folder=tmp_path)
+    assert done.returncode == 2
+    assert "did you mean older?" in done.stderr
+    done = raytrain("status", folder=tmp_path / "runs" / "older")
+    assert done.returncode == 2
+    assert "there are no runs in" in done.stderr
 
 
 def test_help_is_light() -> None:

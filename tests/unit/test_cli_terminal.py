@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from raytrain_app.report.terminal import Rate, result_lines, shown, step_text
+from raytrain_app.report.terminal import Rate, next_lines, result_lines, shown, step_text
 from raytrain_app.report.updates import Update
 
 STEP: dict[str, Any] = {
@@ -158,3 +158,13 @@ def test_result_leaves_out_what_was_not_measured() -> None:
 def test_result_tells_of_disruptions() -> None:
     disrupted = {**RESULT, "disruptions": [{}, {}], "steps_redone": 1, "pause_s": [0.4, 1.26]}
     assert "disruptions          2, 1 steps redone, longest pause 1.3 s" in result_lines(disrupted, "runs/t")
+
+
+@pytest.mark.parametrize(
+    ("directory", "storage", "named"),
+    [("/home/me/runs/my run", "runs", "'my run'"), ("gs://bucket/all/digits", "gs://bucket/all", "gs://bucket/all/digits")],
+)
+def test_after_the_result_comes_what_to_do_with_the_run(directory: str, storage: str, named: str) -> None:
+    lines = next_lines(directory, storage)
+    assert lines[1].startswith(f"  raytrain report {named} ")
+    assert lines[-1].startswith(f"  raytrain predict {named} IMAGE   # ")

@@ -166,3 +166,14 @@ def test_metrics_lines_survive_the_way_through_columns(tmp_path: Path) -> None:
     history = read_history(RunDirectory(make_run(tmp_path / "run", 10)))
     assert _records(history, slice(None)) == metrics(10)
     assert START_S
+
+
+def test_parameter_servers_are_shown_while_they_serve(tmp_path: Path) -> None:
+    folder = make_run(tmp_path / "run", 10, told=events()[:1], now=status())
+    line = {"servers": 2, "rounds_per_s": 1234.5, "staleness_median": 1, "staleness_p95": 3, "staleness_max": 7, "refused": 4}
+    more = {"lost": 0, "in_bytes_per_s": 2_500_000, "out_bytes_per_s": 5_000_000}
+    live = views(folder)
+    next(live)
+    write_lines(tmp_path / "run" / "metrics.jsonl", [{"kind": "servers", "time": START_S + 9, "step": 10, **line, **more}])
+    text = "\n".join(shown(next(live), 140, 40))
+    assert "servers 2  gradients/s 1,234  staleness median 1  95 % 3  most 7  refused 4  lost 0  MB/s in 2.5  out 5.0" in text

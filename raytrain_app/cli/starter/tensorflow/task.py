@@ -7,7 +7,7 @@ from typing import Any
 
 from pydantic import Field
 
-from raytrain_app.task import Columns, ModelOptions, Task
+from raytrain_app.task import Columns, ModelOptions, Pictures, Task
 
 
 class MlpOptions(ModelOptions):
@@ -37,6 +37,10 @@ class MyTask(Task):
     def keras_callbacks(self, keras: Any, directory: str) -> Sequence[Any]:
         """Keras callbacks run once for the job, however many workers train; `directory` is keras/ in the run directory."""
         return [keras.callbacks.CSVLogger(f"{directory}/log.csv")]
+
+    def pictures(self, source: str) -> Pictures:
+        """What `raytrain predict` turns other pictures into: light digits on dark, 20 of 28 pixels high or wide, as MNIST is."""
+        return Pictures(light_on_dark=True, ink=20)
 
     # Also to override, with what they do by default in raytrain_app/task.py: prepare (raw columns to x and y),
     # keras_inputs (stored rows to model inputs), keras_augment, keras_loss, keras_correct, keras_metrics, keras_optimizer.

@@ -7,7 +7,7 @@ from typing import Any
 from pydantic import Field
 from torch import nn
 
-from raytrain_app.task import Columns, ModelOptions, Task
+from raytrain_app.task import Columns, ModelOptions, Pictures, Task
 
 
 class MlpOptions(ModelOptions):
@@ -30,6 +30,10 @@ class MyTask(Task):
             nn.ReLU(),
             nn.Linear(options.hidden, self.columns.num_classes),
         )
+
+    def pictures(self, source: str) -> Pictures:
+        """What `raytrain predict` turns other pictures into: light digits on dark, 20 of 28 pixels high or wide, as MNIST is."""
+        return Pictures(light_on_dark=True, ink=20)
 
     # Also to override, with what they do by default in raytrain_app/task.py: prepare (raw columns to x and y),
     # torch_inputs (stored rows to model inputs), torch_augment, torch_loss (a SUM over the batch), torch_correct.
