@@ -93,3 +93,64 @@ def ps(
         for text in compare(tell).lines():
             typer.echo(text)
     ray.shutdown()
+
+
+@app.command()
+def step(
+    framework: Annotated[str, typer.Option(help="torch")] = "torch",
+    model: Annotated[str, typer.Option(help="A model of the task mnist: linear, mlp or cnn.")] = "cnn",
+    workers: Annotated[int, typer.Option(min=1, help="Processes of each kind; with one, the plain script is a bare loop.")] = 2,
+    batch: Annotated[int, typer.Option(min=1, help="Global batch.")] = 64,
+    shards: Annotated[int | None, typer.Option(min=1, help="Virtual shards; by default one a worker.")] = None,
+    threads: Annotated[int, typer.Option(min=1, help="Intra-op threads a process.")] = 1,
+    device: Annotated[str, typer.Option(help="cpu or cuda.")] = "cpu",
+    steps: Annotated[int, typer.Option(min=1, help="Steps that a kind takes at a time.")] = 50,
+    rounds: Annotated[int, typer.Option(min=1, help="Rounds, interleaved; figures are medians.")] = 7,
+    sizes: Annotated[bool, typer.Option("--sizes", help="Models from 8 thousand to 25 million parameters instead.")] = False,
+) -> None:
+    """Measure seconds a step: exact, fast, and a plain script with DistributedDataParallel.
+
+    Example: [bold]raytrain bench step --model mlp --steps 200[/bold]
+    """
+    from raytrain_app.bench.step import PLAIN, SIZES, Setting, measure
+    from raytrain_app.errors import JobError
+
+    if framework not in PLAIN:
+        raise JobError(f"--framework: {framework!r} is none of {', '.join(PLAIN)}")
+    for name, options in SIZES if sizes else [(model, {})]:
+        setting = Setting(framework, name, options, batch, workers, shards or workers, threads, device, steps, rounds)
+        for line in measure(setting, lambda text: typer.echo(text, err=True)).lines():
+            typer.echo(line)
+
+
+@app.command()
+def start(
+    repeats: Annotated[int, typer.Option(min=1, help="Repeats; figures are medians.")] = 3,
+    workers: Annotated[int, typer.Option(min=1, help="Workers of the job.")] = 2,
+    address: Annotated[str | None, typer.Option(metavar="ADDRESS", help="A running Ray cluster on this machine.")] = None,
+    stock: Annotated[bool, typer.Option(help="Measure stock Ray Train too.")] = True,
+) -> None:
+    """Measure the time from the command to the first step, beside that of stock Ray Train on the same job.
+
+    Example: [bold]raytrain bench start --repeats 5[/bold]
+    """
+    from raytrain_app.bench.start import measure_start
+
+    for line in measure_start(repeats, workers, address, stock, lambda text: typer.echo(text, err=True)).lines():
+        typer.echo(line)
+
+
+@app.command()
+def checkpoint(
+    checkpoints: Annotated[int, typer.Option(min=1, help="Checkpoints that are measured.")] = 6,
+    workers: Annotated[int, typer.Option(min=1, help="Workers of the job.")] = 2,
+    stock: Annotated[bool, typer.Option(help="Measure stock Ray Train too.")] = True,
+) -> None:
+    """Measure how long a checkpoint holds training, beside stock Ray Train.
+
+    Example: [bold]raytrain bench checkpoint --checkpoints 10[/bold]
+    """
+    from raytrain_app.bench.checkpoint import measure_checkpoint
+
+    for line in measure_checkpoint(checkpoints, workers, stock, lambda text: typer.echo(text, err=True)).lines():
+        typer.echo(line)

@@ -77,7 +77,6 @@ class TorchLearner:
         self.layout = Layout(num_parameters, num_buffers, num_counters, dtype)
         self._flat = torch.zeros(self.layout.size, dtype=dtype, device=device)
         self._weights = nn.Parameter(torch.zeros(num_parameters, dtype=dtype, device=device))
-        self._weights.grad = self._flat[:num_parameters]
         for name, parameter in self._named.items():
             view = self._weights.detach()[self._places[name]].view_as(parameter)
             parameter.data = view.copy_(parameter.data)
@@ -103,7 +102,7 @@ class TorchLearner:
         return Shard(self._flat, counters, scores)
 
     def apply(self, mean: torch.Tensor, counters: torch.Tensor, lr: float) -> None:
-        self._flat.copy_(mean)
+        self._weights.grad = mean[: self.layout.num_parameters]
         if self._buffers or self._counters:
             self._start = mean[self.layout.num_parameters :].clone(), counters.to(self.device)
             self._reset_buffers()
@@ -131,6 +130,7 @@ class TorchLearner:
 
     def fast_apply(self, lr: float) -> None:
         self._start = self._read(self._buffers), self._read(self._counters)
+        self._weights.grad = self._flat[: self.layout.num_parameters]
         self._update(lr)
 
     def share_buffers(self) -> None:
@@ -153,7 +153,8 @@ class TorchLearner:
 
     def _update(self, lr: float) -> None:
         if self._clip_norm is not None:
-            gradient = self._flat[: self.layout.num_parameters]
+            gradient = self._weights.grad
+            assert gradient is not None
             norm = torch.linalg.vector_norm(gradient)
             gradient.mul_(torch.clamp(self._clip_norm / (norm + 1e-6), max=1.0))
         for group in self._optimizer.param_groups:

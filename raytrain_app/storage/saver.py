@@ -25,10 +25,12 @@ class Saver:
         self._pool = ThreadPoolExecutor(1, thread_name_prefix="checkpoint")
         self._outstanding: Future[str] | None = None
 
-    def save(self, step: int, state: TrainState, metrics: Mapping[str, float]) -> None:
-        """Hands over a copy of the state; waits only while the last checkpoint is still being written."""
+    def save(self, step: int, snapshot: Callable[[], TrainState], metrics: Mapping[str, float]) -> None:
+        """Takes a copy of the state; waits before only while the last checkpoint is still being written."""
+        began_s = time.monotonic()
         self.drain()
-        self._outstanding = self._pool.submit(self._write, step, state, dict(metrics))
+        state = snapshot()
+        self._outstanding = self._pool.submit(self._write, step, state, dict(metrics), time.monotonic() - began_s)
 
     def drain(self) -> None:
         """Waits until what was handed over is written, or has failed, which is told as an event."""
@@ -39,8 +41,9 @@ class Saver:
                 self._tell("checkpoint_failed", error=str(error))
             self._outstanding = None
 
-    def _write(self, step: int, state: TrainState, metrics: Mapping[str, Any]) -> str:
+    def _write(self, step: int, state: TrainState, metrics: Mapping[str, Any], held_s: float) -> str:
         started_s = time.monotonic()
         path = self._store.save(step, state, metrics)
-        self._tell("checkpoint", step=step, path=path, seconds=round(time.monotonic() - started_s, 3))
+        seconds = round(time.monotonic() - started_s, 3)
+        self._tell("checkpoint", step=step, path=path, seconds=seconds, held_s=round(held_s, 4))
         return path

@@ -6,6 +6,7 @@ somebody comes, goes or is lost, and again. All decisions below are functions of
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Sequence
 from dataclasses import replace
@@ -228,7 +229,7 @@ class AllReduce:
         """Stops before a step that is not finite is applied, so that no replica and no checkpoint ever holds it."""
         # Buffers may well hold infinities, such as an attention mask.
         gradient = total.mean[: self.learner.layout.num_parameters]
-        if not np.isfinite(total.loss) or not bool(torch.isfinite(gradient).all()):
+        if not np.isfinite(total.loss) or not _is_finite(gradient):
             what = "loss" if not np.isfinite(total.loss) else "gradient"
             raise TrainingError(
                 f"the {what} is not finite at step {self.progress.step + 1} of epoch {self.progress.epoch + 1} "
@@ -305,7 +306,7 @@ class AllReduce:
 
     def _checkpoint(self, metrics: Metrics | None = None) -> None:
         if self._group.rank == 0:
-            self._saver.save(self.progress.step, self._snapshot(), metrics or {})
+            self._saver.save(self.progress.step, self._snapshot, metrics or {})
 
     def _finish(self, status: str) -> None:
         """Tests the final weights, makes sure the last checkpoint is on storage, and says goodbye."""
@@ -347,3 +348,8 @@ class AllReduce:
             self._store.attach(step, name, self.learner.export())
         except Exception as error:  # a model's own code may not bear to be saved; its checkpoint is there all the same
             self.link.event("export_failed", file=name, error=f"{type(error).__name__}: {error}")
+
+
+def _is_finite(vector: torch.Tensor) -> bool:
+    """Whether all elements are; looks at each once."""
+    return not len(vector) or all(map(math.isfinite, torch.stack(torch.aminmax(vector)).tolist()))

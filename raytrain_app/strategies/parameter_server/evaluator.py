@@ -162,7 +162,7 @@ class Evaluator:
         }
 
     def _save(self, step: int, state: TrainState, metrics: Metrics) -> None:
-        self._saver.save(step, state, metrics)
+        self._saver.save(step, lambda: state, metrics)
         self._saved_step = max(step, self._saved_step)
 
     def _export(self, name: str) -> None:

@@ -1,0 +1,256 @@
+"""What a step costs: the product's exact and fast step, and the plain script that people train with today, in one go.
+
+All train the same model on the same rows in memory, with the same global batch and threads. Each is a set of processes of
+its own that stays up, and one after the other they take some steps while the rest stand still; so what else happens on the
+machine meets all alike. The product is measured whole: a real run, with membership, metrics, flags, and its driver beside it.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import signal
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import ray
+
+from raytrain_app.bench.watched import WatchedRun
+from raytrain_app.job import Job, job_from_dict
+from raytrain_app.session import NAMESPACE
+
+WARM_UP = 20
+LR = 0.002
+PLAIN = {"torch": "raytrain_app.bench.plain_torch"}
+"""The plain script of each framework."""
+SIZES: tuple[tuple[str, dict[str, Any]], ...] = (
+    ("linear", {}),
+    ("mlp", {}),
+    ("mlp", {"hidden": 1_500}),
+    ("mlp", {"hidden": 31_000}),
+)
+"""Models from 8 thousand to 25 million parameters."""
+
+
+@dataclass(frozen=True)
+class Setting:
+    """What all train.
+
+    Attributes:
+        framework: of `PLAIN`.
+        model, options: of the task.
+        batch: rows of the global batch.
+        workers: processes of each kind.
+        shards: virtual shards of the global batch.
+        threads: intra-op threads of a process.
+        device: "cpu" or "cuda".
+        steps: that are taken at a time.
+        rounds: how often each kind takes them.
+    """
+
+    framework: str
+    model: str
+    options: dict[str, Any] = field(default_factory=dict)
+    batch: int = 64
+    workers: int = 2
+    shards: int = 2
+    threads: int = 1
+    device: str = "cpu"
+    steps: int = 50
+    rounds: int = 7
+
+    def job(self, storage: str, reduction: str = "exact", **more: Any) -> Job:
+        """The job of a product run that does not come to the end of its epoch while it is measured."""
+        gpus = {"GPU": 1} if self.device == "cuda" else {}
+        return job_from_dict(
+            {
+                "name": "-".join(["bench-step", reduction, *more]),
+                "task": "raytrain_app.bench.random_images:TASK",
+                "framework": self.framework,
+                "model": {"name": self.model, **self.options},
+                "data": {"source": str(self.rows), "validation_fraction": 0.0},
+                "train": {
+                    "global_batch_size": self.batch,
+                    "virtual_shards": self.shards,
+                    "threads": self.threads,
+                    "reduction": reduction,
+                },
+                "optimizer": {"name": "adam", "lr": LR},
+                "scaling": {"workers": self.workers, "resources_per_worker": {"CPU": 1, **gpus}},
+                "checkpoint": {"every_steps": 1_000_000, "monitor": "loss"},
+                # Workers that stand still are not to be taken for dead.
+                "failure": {"heartbeat_s": 3600.0},
+                "storage": storage,
+                **more,
+            }
+        )
+
+    @property
+    def rows(self) -> int:
+        """Enough for all rounds; the product takes some steps more at either end of each."""
+        return self.batch * (2 * WARM_UP + self.rounds * (self.steps + 50) * 3)
+
+    def script(self) -> dict[str, Any]:
+        """What a script is told."""
+        return {
+            "model": self.model,
+            "options": self.options,
+            "rows": self.rows,
+            "batch": self.batch,
+            "threads": self.threads,
+            "lr": LR,
+            "device": self.device,
+        }
+
+
+class Contestant(Protocol):
+    """Processes that train, and stand still when they are not asked to."""
+
+    def take(self, steps: int) -> dict[str, float]:
+        """Takes that many steps; returns the seconds a step as `step`, and what else it has measured."""
+        ...
+
+    def close(self) -> None:
+        """Ends the processes."""
+        ...
+
+
+class Script:
+    """A script that reads numbers of steps and answers with seconds; with several workers `torchrun` starts it."""
+
+    def __init__(self, module: str, workers: int, config: dict[str, Any]) -> None:
+        launcher = ["torch.distributed.run", "--standalone", f"--nproc-per-node={workers}", "-m"] if workers > 1 else []
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", *launcher, module, json.dumps(config)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            text=True,
+        )
+
+    def take(self, steps: int) -> dict[str, float]:
+        """See `Contestant`."""
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        self._process.stdin.write(f"{steps}\n")
+        self._process.stdin.flush()
+        answer: dict[str, float] = json.loads(self._process.stdout.readline())
+        return answer
+
+    def close(self) -> None:
+        """See `Contestant`."""
+        self._process.communicate("")
+
+
+class ProductRun:
+    """A run of the product that stands still between the rounds."""
+
+    def __init__(self, job: Job) -> None:
+        self._run = WatchedRun(job)
+        self._run.first_step(0.0, job.scaling.workers.min)
+        self._run.signal(signal.SIGSTOP)
+
+    def take(self, steps: int) -> dict[str, float]:
+        """See `Contestant`; the first step after standing still does not count."""
+        known = len(self._run.steps)
+        self._run.signal(signal.SIGCONT)
+        going_s = time.time()
+
+        def taken() -> list[float]:
+            return [step.time_s for step in self._run.steps[known:] if step.time_s > going_s]
+
+        times: list[float] = self._run.until(lambda: t if len(t := taken()) > steps + 1 else None, f"{steps} steps")
+        self._run.signal(signal.SIGSTOP)
+        return {"step": (times[steps + 1] - times[1]) / steps}
+
+    def close(self) -> None:
+        """See `Contestant`."""
+        self._run.signal(signal.SIGCONT)
+        self._run.stop()
+
+
+@dataclass
+class Figures:
+    """Medians over the rounds.
+
+    Attributes:
+        setting: what was trained.
+        seconds: a step, by kind.
+        ratios: of each kind to the plain script of the same round.
+        parts: seconds of the exact step's parts.
+    """
+
+    setting: Setting
+    seconds: dict[str, float]
+    ratios: dict[str, float]
+    parts: dict[str, float]
+
+    def lines(self) -> list[str]:
+        """For people."""
+        setting = self.setting
+        options = "".join(f", {name} {value}" for name, value in setting.options.items())
+        counts = [(setting.workers, "worker"), (setting.shards, "shard"), (setting.threads, "thread")]
+        texts = [f"{count} {noun}{'s' if count > 1 else ''}" for count, noun in counts]
+        lines = [f"{setting.model}{options}, global batch {setting.batch}, {', '.join(texts)}, {setting.device}"]
+        for kind, seconds in self.seconds.items():
+            lines.append(f"  {kind:<14}{seconds * 1e3:9.3f} ms a step   {self.ratios[kind]:.3f} of plain")
+        parts = ", ".join(f"{name} {seconds * 1e3:.3f}" for name, seconds in self.parts.items())
+        return [*lines, f"  exact, in ms: {parts}"]
+
+
+def measure(setting: Setting, tell: Callable[[str], None]) -> Figures:
+    """Measures all kinds, interleaved. Ray must not be up.
+
+    Args:
+        setting: what to train.
+        tell: told of progress.
+    """
+    tell(f"starting: {setting.model} {setting.options or ''}")
+    ray.init(
+        address="local",
+        namespace=NAMESPACE,
+        num_cpus=8 * setting.workers,
+        include_dashboard=False,
+        log_to_driver=False,
+        logging_level=logging.ERROR,
+    )
+    with tempfile.TemporaryDirectory() as storage, ExitStack() as stack:
+        stack.callback(ray.shutdown)
+        engine = {"job": setting.job(storage).model_dump(mode="json"), "device": setting.device}
+        starts: dict[str, Callable[[], Contestant]] = {
+            "plain": lambda: Script(PLAIN[setting.framework], setting.workers, setting.script()),
+            "engine": lambda: Script("raytrain_app.bench.engine", setting.workers, engine),
+            "exact": lambda: ProductRun(setting.job(storage)),
+            "exact, audit": lambda: ProductRun(setting.job(storage, audit=True)),
+            "fast": lambda: ProductRun(setting.job(storage, "fast")),
+        }
+        contestants: dict[str, Contestant] = {}
+        for kind, start in starts.items():
+            contestants[kind] = start()
+            stack.callback(contestants[kind].close)
+            contestants[kind].take(WARM_UP)
+        rounds: list[dict[str, dict[str, float]]] = []
+        for number in range(setting.rounds):
+            tell(f"round {number + 1} of {setting.rounds}")
+            rounds.append({kind: contestant.take(setting.steps) for kind, contestant in contestants.items()})
+    return _figures(setting, rounds)
+
+
+def _figures(setting: Setting, rounds: Sequence[dict[str, dict[str, float]]]) -> Figures:
+    def median(value: Callable[[dict[str, dict[str, float]]], float]) -> float:
+        return statistics.median(map(value, rounds))
+
+    kinds = rounds[0].keys()
+    seconds = {kind: median(lambda one, kind=kind: one[kind]["step"]) for kind in kinds}  # type: ignore[misc]
+    ratios = {kind: median(lambda one, kind=kind: one[kind]["step"] / one["plain"]["step"]) for kind in kinds}  # type: ignore[misc]
+    names = [name for name in rounds[0]["engine"] if name != "step"]
+    parts = {name: median(lambda one, name=name: one["engine"][name]) for name in names}  # type: ignore[misc]
+    parts["control"] = seconds["exact"] - seconds["engine"]
+    return Figures(setting, seconds, ratios, parts)
