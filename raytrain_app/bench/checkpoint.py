@@ -52,7 +52,7 @@ class Figures:
         if self.stock_step_s is not None and self.stock_longer_s is not None:
             longer, usual = (f"{seconds * 1e3:.1f} ms" for seconds in (self.stock_longer_s, self.stock_step_s))
             share = self.longer_s / self.stock_longer_s
-            lines.append(f"stock Ray Train  a step takes {usual}, with a checkpoint {longer} more; raytrain costs {share:.3f} of that")
+            lines.append(f"stock Ray Train  a step takes {usual}, with a checkpoint {longer} more; share {share:.3f}")
         return lines
 
 
