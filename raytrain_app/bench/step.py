@@ -154,7 +154,7 @@ class ProductRun:
 
     def __init__(self, job: Job) -> None:
         self._run = WatchedRun(job)
-        self._run.first_step(0.0, job.scaling.workers.min)
+        self._run.until(lambda: self._run.steps, "the first step")
         self._run.signal(signal.SIGSTOP)
 
     def take(self, steps: int) -> dict[str, float]:

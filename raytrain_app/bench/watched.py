@@ -21,11 +21,10 @@ WAIT_S = 120.0
 
 
 class Step(NamedTuple):
-    """A step that was applied; `time_s` is that of the leading worker's clock."""
+    """A step that was applied, and when, by the leading worker's clock."""
 
-    time_s: float
     step: int
-    workers: int
+    time_s: float
 
 
 class WatchedRun:
@@ -36,27 +35,16 @@ class WatchedRun:
 
     Attributes:
         steps: all so far.
-        pids: process id and node of each worker that is there.
         events: records of all so far.
     """
 
     def __init__(self, job: Job) -> None:
-        self.job = job
+        self._job = job
         self.steps: list[Step] = []
-        self.pids: dict[str, tuple[int, str]] = {}
         self.events: list[dict[str, Any]] = []
         self._error: BaseException | None = None
         self._thread = threading.Thread(target=self._run, daemon=True)
         self._thread.start()
-
-    @property
-    def resumed(self) -> list[int]:
-        """The steps at which the run went on from a snapshot or checkpoint."""
-        return [event["step"] for event in list(self.events) if event["kind"] == "resume"]
-
-    def ask(self, request: Request) -> None:
-        """Posts a request to the run."""
-        Requests(Folder.open(self.job.storage).child(self.job.name)).post(request)
 
     def until(self, condition: Callable[[], Any], what: str) -> Any:
         """Waits for something to be true and returns it.
@@ -74,44 +62,26 @@ class WatchedRun:
             time.sleep(0.02)
         return found
 
-    def first_step(self, after_s: float, workers: int | None = None) -> Step:
-        """The first step after a time, with that many workers if given."""
-        found: Step = self.until(
-            lambda: next((s for s in list(self.steps) if s.time_s > after_s and workers in (None, s.workers)), None),
-            "the next step",
-        )
-        return found
-
-    def pause(self, after_s: float, workers: int) -> float:
-        """The gap between the first step with another number of workers and the one before it."""
-        step = self.first_step(after_s, workers)
-        before = max(s.time_s for s in self.steps if s.time_s < step.time_s)
-        return step.time_s - before
-
     def signal(self, number: signal.Signals) -> None:
         """Sends a signal to all workers: SIGSTOP makes them stand still, SIGCONT go on, as if no time had passed."""
-        for pid, _ in self.pids.values():
-            os.kill(pid, number)
+        for event in list(self.events):
+            if event["kind"] == "join":
+                os.kill(event["pid"], number)
 
     def stop(self) -> None:
         """Ends the run."""
-        self.ask(Request(kind="stop"))
+        Requests(Folder.open(self._job.storage).child(self._job.name)).post(Request(kind="stop"))
         self._thread.join(WAIT_S)
 
     def _run(self) -> None:
         try:
             with contextlib.suppress(Interrupted):  # as asked
-                runner.run(self.job, on_update=self._watch)
+                runner.run(self._job, on_update=self._watch)
         except BaseException as error:
             self._error = error
 
     def _watch(self, update: Update) -> None:
-        record = update.record
         if update.kind == "step":
-            self.steps.append(Step(record["time"], record["step"], record["workers"]))
+            self.steps.append(Step(update.record["step"], update.record["time"]))
         elif update.kind == "event":
-            self.events.append(dict(record))
-            if record["kind"] == "join":
-                self.pids[record["worker"]] = record["pid"], record["node"]
-            elif record["kind"] in ("worker_lost", "node_lost"):
-                self.pids.pop(record["worker"], None)
+            self.events.append(dict(update.record))

@@ -63,7 +63,7 @@ def plain_sum(parts: list[np.ndarray]) -> np.ndarray:
     if len(parts) == 1:
         return parts[0].astype(np.float64)
     half = 1 << ((len(parts) - 1).bit_length() - 1)
-    return np.add(plain_sum(parts[:half]), plain_sum(parts[half:]))
+    return np.asarray(plain_sum(parts[:half]) + plain_sum(parts[half:]))
 
 
 def plain_mean(vectors: list[np.ndarray], num_parameters: int, num_rows: int) -> np.ndarray:
