@@ -52,14 +52,16 @@ def ingest(
     Example: [bold]raytrain bench ingest /usr/share/datasets/fashion-mnist[/bold]
     """
     from raytrain_app.bench.ingest import measure_ingest
+    from raytrain_app.cli.quiet import quiet_libraries
     from raytrain_app.job import job_from_dict
     from raytrain_app.session import ray_session
     from raytrain_app.task import load_task
 
     raw = {"name": "bench-ingest", "task": "mnist", "model": {"name": "linear"}, "data": {"source": source}}
-    with ray_session(None):
-        for line in measure_ingest(job_from_dict(raw), load_task("mnist"), rounds).lines():
-            typer.echo(line)
+    with quiet_libraries(debug=False), ray_session(None):
+        figures = measure_ingest(job_from_dict(raw), load_task("mnist"), rounds)
+    for line in figures.lines():
+        typer.echo(line)
 
 
 @app.command()
