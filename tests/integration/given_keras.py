@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import sys
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, ClassVar
@@ -16,6 +17,9 @@ from pydantic import Field
 from raytrain_app.task import ModelOptions
 from raytrain_app.tasks.mnist import Mnist
 from raytrain_app.tasks.synthetic import Mlp, Synthetic
+
+SECONDS_A_STEP = 0.02
+"""So that faults fall between steps."""
 
 
 class Telling(Synthetic):
@@ -34,6 +38,7 @@ class Telling(Synthetic):
                 self.tell("epoch_begin", epoch, logs)
 
             def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+                time.sleep(SECONDS_A_STEP)
                 self.tell("batch_end", batch, logs)
 
             def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
@@ -46,6 +51,21 @@ class Telling(Synthetic):
             keras.callbacks.ModelCheckpoint(f"{directory}/epoch-{{epoch}}.keras"),
             keras.callbacks.CSVLogger(f"{directory}/log.csv"),
         ]
+
+
+class Slow(Synthetic):
+    """Points, the shards of which take their time; with noise, so that the result is sensitive to any change."""
+
+    def keras_augment(self, x: Any, seed: Any) -> Any:
+        import tensorflow as tf
+
+        def wait(rows: np.ndarray) -> np.ndarray:
+            time.sleep(SECONDS_A_STEP / 4)
+            return rows
+
+        return tf.ensure_shape(tf.numpy_function(wait, [x], tf.float32), x.shape) + 0.01 * tf.random.stateless_normal(
+            tf.shape(x), seed
+        )
 
 
 class SpyOptions(ModelOptions):
@@ -105,4 +125,4 @@ class KerasOnly(Synthetic):
         return super().keras_model(keras3, name, options)
 
 
-TELLING, SPYING, ALONE, KERAS_ONLY = Telling(), Spying(), Alone(), KerasOnly()
+TELLING, SLOW, SPYING, ALONE, KERAS_ONLY = Telling(), Slow(), Spying(), Alone(), KerasOnly()

@@ -27,7 +27,7 @@ from raytrain_app.strategies.worker import WorkerSpec, _build, reporting
 from raytrain_app.task import load_task
 
 MAX_WORKERS = 4
-LIMIT_S = 120.0
+LIMIT_S = 240.0
 
 
 class Replica:

@@ -5,12 +5,9 @@ from __future__ import annotations
 import csv
 import importlib.util
 import json
-import os
-import signal
 import subprocess
 import sys
 import textwrap
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -19,13 +16,11 @@ import pytest
 from raytrain_app import runner
 from raytrain_app.errors import Interrupted, JobError, TrainingError
 from raytrain_app.job import Job, job_from_dict
-from raytrain_app.report.updates import Update
 from raytrain_app.storage.audit import audit_run
-from raytrain_app.storage.requests import Requests
+from raytrain_app.storage.requests import Request, Requests
 from raytrain_app.storage.rundir import RunDirectory
+from tests.integration.elastic.disturbed import Action, Disturbed, assert_undisturbed
 from tests.integration.replicas import Replicas
-
-pytestmark = pytest.mark.slow
 
 if importlib.util.find_spec("tensorflow") is None:
     pytest.skip("TensorFlow is not installed; pip install 'raytrain-app[tensorflow]'", allow_module_level=True)
@@ -48,62 +43,83 @@ def make_job(storage: Path, **sections: Any) -> Job:
     return job_from_dict({**raw, **sections})
 
 
-def at_steps(directory: Path, actions: dict[int, Callable[[RunDirectory], None]]) -> Callable[[Update], None]:
-    """An observer of a run that acts once each when a step has been applied."""
-
-    def watch(update: Update) -> None:
-        for step in [step for step in actions if update.kind == "step" and update.record["step"] >= step]:
-            actions.pop(step)(RunDirectory.open(str(directory)))
-
-    return watch
-
-
-def kill_leader(run: RunDirectory) -> None:
+def kill_leader(run: Disturbed) -> None:
     """The first that joined leads, and its callbacks are called."""
-    joined = [event for event in run.read_events() if event["kind"] == "join"]
-    os.kill(joined[0]["pid"], signal.SIGKILL)
+    run.kill(run.seen("join")[0]["worker"])
 
 
-def stop(run: RunDirectory) -> None:
-    Requests(run.folder).post({"kind": "stop"})
+def stop(run: Disturbed) -> None:
+    Requests(run.folder).post(Request(kind="stop"))
 
 
-def test_kill_stop_and_resume_with_another_number_change_nothing(tmp_path: Path, replicas: Replicas) -> None:
-    sections: dict[str, Any] = {
-        "task": f"{GIVEN}TELLING",
-        "optimizer": {"lr": 0.01},
-        "train": {"epochs": 6, "global_batch_size": 64, "virtual_shards": 4},
-    }
-    calm = make_job(tmp_path, **sections)
-    expected = replicas.run(calm, 1, replicas.load(calm))
-    job, directory = make_job(tmp_path, **sections), tmp_path / "keras"
+def scale(least: int, most: int) -> Action:
+    def ask(run: Disturbed) -> None:
+        Requests(run.folder).post(Request(kind="scale", least=least, most=most))
+
+    return ask
+
+
+TELLING: dict[str, Any] = {
+    "task": f"{GIVEN}TELLING",
+    "optimizer": {"lr": 0.01},
+    "train": {"epochs": 6, "global_batch_size": 64, "virtual_shards": 4},
+}
+
+
+def test_a_killed_leader_changes_nothing(tmp_path: Path, replicas: Replicas) -> None:
+    """Two workers, of which the one dies whose callbacks are called, against one worker that is left alone."""
     known = set(sys.modules)
-    with pytest.raises(Interrupted):
-        runner.run(job, on_update=at_steps(directory, {20: kill_leader, 40: stop}))
-    lost = [event for event in RunDirectory.open(str(directory)).read_events() if event["kind"] == "worker_lost"]
-    assert len(lost) == 1
-    resumed = make_job(tmp_path, **sections, scaling={"workers": 3})
-    result = runner.run(resumed, resume=True).record
+    run = Disturbed(make_job(tmp_path, **TELLING), {20: kill_leader})
+    result = run.run()
     assert not {"tensorflow", "keras", "tf_keras"} & (set(sys.modules) - known)  # the driver has no use for them
+    assert len(run.seen("worker_lost")) == 1
+    _assert_as_calm(run, result, replicas)
+
+
+@pytest.mark.slow
+def test_a_stop_and_another_number_of_workers_change_nothing(tmp_path: Path, replicas: Replicas) -> None:
+    run = Disturbed(make_job(tmp_path, **TELLING), {10: kill_leader, 40: stop})
+    with pytest.raises(Interrupted):
+        run.run()
+    resumed = Disturbed(make_job(tmp_path, **TELLING, scaling={"workers": 3}))
+    _assert_as_calm(resumed, resumed.run(resume=True), replicas)
+    assert resumed.seen("generation")[-1]["workers"] == 3
+
+
+@pytest.mark.slow
+def test_joins_leaves_and_a_full_loss_change_nothing(tmp_path: Path, replicas: Replicas) -> None:
+    actions = {
+        60: scale(1, 1),
+        150: scale(1, 3),
+        400: lambda run: run.kill(min(run.pids)),
+        700: lambda run: run.kill(*run.pids),
+    }
+    sections = {**TELLING, "task": f"{GIVEN}SLOW", "train": {**TELLING["train"], "epochs": 60}}
+    run = Disturbed(make_job(tmp_path, **sections, scaling={"workers": "1..3"}), actions)
+    result = run.run()
+    calm = make_job(tmp_path, **sections)
+    assert_undisturbed(run, result, replicas.run(calm, 1, replicas.load(calm)).summary)
+    assert {"join", "leave", "worker_lost", "resume"} <= {event["kind"] for event in run.events}
+
+
+def _assert_as_calm(run: Disturbed, result: dict[str, Any], replicas: Replicas) -> None:
+    """Bits, metrics, rows and what callbacks were told are those of one undisturbed worker."""
+    calm = make_job(Path(run.job.storage), **TELLING)
+    expected = replicas.run(calm, 1, replicas.load(calm))
     for name in ("status", "epochs", "weights_sha256", "test_loss"):
         assert result[name] == expected.summary[name]
     assert result["epochs"] > 3
     assert result["steps_redone"] == 0
-    found = RunDirectory.open(str(directory)).read_metrics()
+    found = RunDirectory.open(run.folder.uri).read_metrics()
     kept = [{k: v for k, v in record.items() if k not in ("time", "workers", "ids")} for record in found]
     assert kept == [{k: v for k, v in record.items() if k != "ids"} for record in expected.comparable]
-    assert all(epoch.exact for epoch in audit_run(RunDirectory.open(str(directory)).folder))
-    _assert_callbacks_saw_all_of_it(directory / "keras", [record for record in kept if record["kind"] == "epoch"])
-
-
-def _assert_callbacks_saw_all_of_it(folder: Path, epochs: list[dict[str, Any]]) -> None:
-    """Three leaders in a row, the second after a death and the third after a stop."""
+    assert all(epoch.exact for epoch in audit_run(run.folder))
+    epochs = {record["epoch"] - 1: record["val_loss"] for record in kept if record["kind"] == "epoch"}
+    folder = Path(run.job.storage) / run.job.name / "keras"
     told = [json.loads(line) for line in (folder / "told.jsonl").read_text().splitlines()]
-    ended = {t["number"]: t["val_loss"] for t in told if t["hook"] == "epoch_end"}
-    assert ended == {number: record["val_loss"] for number, record in enumerate(epochs)}
+    assert {t["number"]: t["val_loss"] for t in told if t["hook"] == "epoch_end"} == epochs
     with (folder / "log.csv").open() as file:
-        logged = {int(line["epoch"]): float(line["val_loss"]) for line in csv.DictReader(file)}
-    assert logged == ended
+        assert {int(line["epoch"]): float(line["val_loss"]) for line in csv.DictReader(file)} == epochs
 
 
 @pytest.mark.slow
@@ -151,15 +167,15 @@ def test_a_group_that_loses_a_worker_goes_on_as_a_new_one(tmp_path: Path, ray_lo
         strategy={"name": "allreduce", "tf_distribute": "multi_worker_mirrored"},
         optimizer={"lr": 0.005},
     )
-    result = runner.run(job, on_update=at_steps(tmp_path / "keras", {60: kill_leader})).record
+    run = Disturbed(job, {60: kill_leader})
+    result = run.run()
     assert result["status"] == "finished"
     assert result["test_accuracy"] > 0.9
     (receipt,) = result["disruptions"]
     assert receipt["cause"] == "worker_lost"
     assert receipt["workers_before"] == receipt["workers_after"] == 2
-    events = RunDirectory.open(str(tmp_path / "keras")).read_events()
-    assert len([event for event in events if event["kind"] == "worker_lost"]) == 1
-    assert len([event for event in events if event["kind"] == "join"]) == 4
+    assert len(run.seen("worker_lost")) == 1
+    assert len(run.seen("join")) == 4
     steps = [record["step"] for record in RunDirectory.open(str(tmp_path / "keras")).read_metrics() if record["kind"] == "step"]
     assert steps == list(range(1, len(steps) + 1))
 
