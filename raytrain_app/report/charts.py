@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -227,9 +228,10 @@ def _overlaid_in_time(name: str, title: str, runs: Sequence[Run], y_label: str) 
 def _series(
     runs: Sequence[Run], lines: Sequence[tuple[np.ndarray, np.ndarray]], kind: Literal["line", "dots", "steps"]
 ) -> tuple[Series, ...]:
-    """A line a run; the first are broader, so that runs that went the same way can all be seen."""
+    """A line a run; where some went the same way the first are broader, so that all can be seen."""
+    same = any(np.array_equal(one, other) for (_, one), (_, other) in itertools.combinations(lines, 2))
     return tuple(
-        Series(run.name, f"run{place}", x, y, kind, width=1.6 + 1.6 * (len(runs) - 1 - place))
+        Series(run.name, f"run{place}", x, y, kind, width=1.6 + 1.6 * (len(runs) - 1 - place) * same)
         for place, (run, (x, y)) in enumerate(zip(runs, lines, strict=True))
     )
 

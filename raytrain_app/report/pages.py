@@ -124,7 +124,7 @@ def render(template: str, **values: Any) -> str:
 
 def chart_part(chart: Chart) -> dict[str, Any]:
     """A chart as the templates take it."""
-    unit = "" if chart.y_label.lower() == chart.title.lower() or chart.name == "workers" else chart.y_label
+    unit = "" if chart.y_label.lower() in chart.title.lower() or chart.name == "workers" else chart.y_label
     return {"title": chart.title, "unit": unit, "svg": drawing.svg(chart), "marks": bool(chart.marks)}
 
 

@@ -17,7 +17,7 @@ from rich.text import Text
 from raytrain_app.report.curves import Curve, plot
 from raytrain_app.report.happenings import STYLES
 from raytrain_app.report.state import RunState
-from raytrain_app.report.summary import Member
+from raytrain_app.report.summary import PRESENT, Member
 from raytrain_app.report.words import counted, duration
 
 Line = tuple[np.ndarray, np.ndarray]
@@ -170,8 +170,8 @@ def _curves(view: View, width: int, lines: int) -> RenderableType:
 
 def _members(members: Sequence[Member]) -> list[Member]:
     """Those that are there, then those that are not, the newest first."""
-    there = [member for member in members if member.state in ("training", "waiting", "parked")]
-    gone = [member for member in members if member.state not in ("training", "waiting", "parked")]
+    there = [member for member in members if member.state in PRESENT]
+    gone = [member for member in members if member.state not in PRESENT]
     return (there + sorted(gone, key=lambda member: -member.since))[:MOST_MEMBERS]
 
 

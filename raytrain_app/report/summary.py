@@ -8,6 +8,8 @@ from typing import Any
 
 RATE_WINDOW_S = 10.0
 """Over how long a rate is taken."""
+PRESENT = ("waiting", "training", "parked")
+"""States of workers that are there."""
 _PLACE = ("kind", "epoch", "step", "samples", "time", "workers")
 
 Record = Mapping[str, Any]

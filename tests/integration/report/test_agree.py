@@ -55,6 +55,7 @@ def test_tensorboard_agrees_and_shows_rows_and_graph(run: Run) -> None:
     board = EventAccumulator(str(run.folder.local_path / "tensorboard"))
     board.Reload()
     tags = board.Tags()
+    assert len([name for name in run.folder.files() if "tfevents" in name]) == 2  # one file of two workers, and the preview
     assert board.Scalars("epoch/val_loss")[-1].value == pytest.approx(run.result["val_loss"], rel=1e-6)
     assert board.Scalars("epoch/val_accuracy")[-1].value == pytest.approx(run.result["val_accuracy"], rel=1e-6)
     assert len(board.Scalars("step/workers")) == run.result["steps"]

@@ -10,7 +10,7 @@ import pytest
 from raytrain_app.errors import StorageError
 from raytrain_app.report import state as module
 from raytrain_app.report.state import Follower, read_state, state_lines
-from tests.unit.report.making import PER_EPOCH, RECEIPT, START_S, make_run, metrics, result, status, step, write_lines
+from tests.unit.report.making import PER_EPOCH, RECEIPT, START_S, events, make_run, metrics, result, status, step, write_lines
 
 
 def test_a_running_run(tmp_path: Path) -> None:
@@ -53,6 +53,14 @@ def test_numbers_of_a_finished_run_are_those_of_its_result(tmp_path: Path) -> No
 )
 def test_status_of_a_run_without_a_result(tmp_path: Path, steps: int, now: dict[str, object], at_s: float, expected: str) -> None:
     assert read_state(make_run(tmp_path / "run", steps, now=now), now=START_S + at_s).status == expected
+
+
+def test_a_worker_that_the_driver_knows_no_more_has_left(tmp_path: Path) -> None:
+    joined = {"kind": "join", "time": START_S + 12, "worker": "1.0-fedcba", "pool": 1, "node": "node3" * 8, "pid": 103}
+    folder = make_run(tmp_path / "run", 20, told=[*events(), joined], now=status())
+    write_lines(tmp_path / "run" / "events.jsonl", [{**joined, "time": START_S + 13.2, "worker": "2.0-fedcba"}])
+    state = read_state(folder, now=START_S + 13.5)
+    assert [member.state for member in state.members] == ["training", "training", "lost", "left", "training"]
 
 
 def test_a_failed_run_says_why(tmp_path: Path) -> None:
