@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import sys
 import traceback
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Annotated
 
 import typer
@@ -58,13 +58,18 @@ def _options(
     pass
 
 
-_running = (init, check, run, submit, status, watch, scale, stop, list_runs)
-_using = (report, compare, tensorboard, grafana, evaluate, predict, export, audit, drill)
-for _command in (*_running, *_using):
-    app.command(_command.__name__.removesuffix("_runs"))(_command)
-app.add_typer(data_commands.app, name="data")
-app.add_typer(cluster_commands.app)
-app.add_typer(bench_commands.app, name="bench")
+_PANELS: dict[str, tuple[Callable[..., None], ...]] = {
+    "Train": (init, check, run, submit, scale, stop),
+    "See": (status, watch, list_runs, report, compare, tensorboard, grafana),
+    "Use the model": (evaluate, predict, export),
+    "Prove": (audit, drill),
+}
+for _panel, _commands in _PANELS.items():
+    for _command in _commands:
+        app.command(_command.__name__.removesuffix("_runs"), rich_help_panel=_panel)(_command)
+app.add_typer(bench_commands.app, name="bench", rich_help_panel="Prove")
+app.add_typer(data_commands.app, name="data", rich_help_panel="Data and clusters")
+app.add_typer(cluster_commands.app, rich_help_panel="Data and clusters")
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

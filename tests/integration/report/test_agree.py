@@ -6,8 +6,10 @@ import json
 import os
 import re
 import shutil
+import signal
 import subprocess
 import sys
+import urllib.request
 from pathlib import Path
 
 import pytest
@@ -63,6 +65,23 @@ def test_tensorboard_agrees_and_shows_rows_and_graph(run: Run) -> None:
     assert board.Images("training rows")[0].width == 10 * 30 * 2
     assert tags["graph"] is True
     assert {"input/x", "output/output.1"} & {node.name for node in board.Graph().node}
+
+
+@pytest.mark.slow
+def test_tensorboard_is_served(run: Run) -> None:
+    command = [sys.executable, "-m", "raytrain_app", "tensorboard", str(run.folder.local_path), "--port", "0"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as board:
+        assert board.stdout is not None
+        url = re.search(r"http://\S+/", board.stdout.readline())
+        assert url is not None
+        wanted = {"scalars": "epoch/val_loss", "images": "training rows"}
+        for plugin, tag in wanted.items():
+            with urllib.request.urlopen(f"{url[0]}data/plugin/{plugin}/tags", timeout=30) as page:
+                assert tag in json.load(page)["tensorboard"]
+        with urllib.request.urlopen(f"{url[0]}data/plugin/graphs/info", timeout=30) as page:
+            assert json.load(page)["tensorboard"]["run_graph"] is True
+        board.send_signal(signal.SIGINT)
+        assert board.wait(30) == 130
 
 
 def test_the_commands_agree(run: Run) -> None:
