@@ -13,6 +13,7 @@ import difflib
 import importlib
 import os
 import sys
+import traceback
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -222,8 +223,13 @@ def load_task(name: str, num_classes: int | None = None) -> Task:
         module = importlib.import_module(module_name)
     except ModuleNotFoundError as error:
         if error.name is None or not module_name.startswith(error.name):
-            raise
-        raise JobError(f"task: module {error.name!r} was not found; looked in {os.getcwd()} and the installed packages") from None
+            raise _import_error(module_name, error) from error
+        raise JobError(
+            f"task: module {error.name!r} was not found in {os.getcwd()} or the installed packages; "
+            f"run raytrain in the folder that has it, or install the package that does"
+        ) from None
+    except Exception as error:  # it is the user's code, which may raise anything
+        raise _import_error(module_name, error) from error
     task = getattr(module, attribute, None)
     if not isinstance(task, Task):
         found = "nothing" if task is None else f"a {type(task).__name__}"
@@ -234,3 +240,11 @@ def load_task(name: str, num_classes: int | None = None) -> Task:
         task = copy.copy(task)
         task.columns = dataclasses.replace(task.columns, num_classes=num_classes)
     return task
+
+
+def _import_error(module_name: str, error: Exception) -> JobError:
+    """An error of the task's own module, with the line that raised it."""
+    last = [frame for frame in traceback.extract_tb(error.__traceback__) if not frame.filename.startswith("<frozen")][-1]
+    file, line = (error.filename, error.lineno) if isinstance(error, SyntaxError) else (last.filename, last.lineno)
+    said = error.msg if isinstance(error, SyntaxError) else " ".join(str(error).split())
+    return JobError(f"task: {file}, line {line}: {type(error).__name__}: {said}; mend it, for {module_name} cannot be imported")

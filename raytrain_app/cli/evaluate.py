@@ -77,6 +77,7 @@ def evaluate(
     if as_json:
         typer.echo(json.dumps({**found, "mistakes": [{**m, "image": None} for m in found["mistakes"]]}))
         return
+    typer.echo(f"run        {trained.job.name}")
     for line in _lines(found):
         typer.echo(line)
 

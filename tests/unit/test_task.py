@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import keras
@@ -43,3 +44,21 @@ def test_a_name_that_is_no_task_is_refused_with_what_to_do(name: str, expected: 
     with pytest.raises(JobError) as caught:
         load_task(name)
     assert expected in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        ("class Mine(:", "SyntaxError: invalid syntax"),
+        ("x = Feld(3)", "NameError: name 'Feld' is not defined"),
+        ("import no_such_package", "ModuleNotFoundError: No module named 'no_such_package'"),
+    ],
+)
+def test_an_error_in_the_tasks_module_is_named_with_its_line(
+    line: str, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(str(tmp_path))
+    (tmp_path / "broken_task.py").write_text(f"import os\n\n{line}\n")
+    with pytest.raises(JobError) as caught:
+        load_task("broken_task:TASK")
+    assert str(caught.value).startswith(f"task: {tmp_path}/broken_task.py, line 3: {said}")
