@@ -18,7 +18,7 @@ from raytrain_app.bench.random_images import TASK
 from raytrain_app.elastic.plan import owned_shards, shard_seed, training_rows
 from raytrain_app.elastic.reduce import Reducer, Shard
 from raytrain_app.job import Job, job_from_dict
-from raytrain_app.learners.torch import TorchLearner, prepare_process
+from raytrain_app.strategies.worker import build_learner, prepare_process
 
 T = TypeVar("T")
 
@@ -29,7 +29,7 @@ class Engine:
     def __init__(self, job: Job, rank: int, world_size: int, device: torch.device) -> None:
         self.seconds: defaultdict[str, float] = defaultdict(float)
         self._job, self._device, self._taken = job, device, 0
-        self._learner = TorchLearner(job, TASK, device)
+        self._learner = build_learner(job, TASK, device)
         owned = owned_shards(rank, world_size, job.num_shards)
         spans = [training_rows(job.train.global_batch_size, job.num_shards, shard) for shard in (owned[0], owned[-1])]
         self._mine = slice(spans[0].start, spans[1].stop)

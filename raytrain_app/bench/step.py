@@ -7,6 +7,7 @@ machine meets all alike. The product is measured whole: a real run, with members
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
 import signal
@@ -23,12 +24,13 @@ from typing import Any, Protocol
 import ray
 
 from raytrain_app.bench.watched import WatchedRun
+from raytrain_app.errors import TrainingError
 from raytrain_app.job import Job, job_from_dict
 from raytrain_app.session import NAMESPACE
 
 WARM_UP = 20
 LR = 0.002
-PLAIN = {"torch": "raytrain_app.bench.plain_torch"}
+PLAIN = {"torch": "raytrain_app.bench.plain_torch", "tensorflow": "raytrain_app.bench.plain_keras"}
 """The plain script of each framework."""
 SIZES: tuple[tuple[str, dict[str, Any]], ...] = (
     ("linear", {}),
@@ -127,26 +129,37 @@ class Script:
 
     def __init__(self, module: str, workers: int, config: dict[str, Any]) -> None:
         launcher = ["torch.distributed.run", "--standalone", f"--nproc-per-node={workers}", "-m"] if workers > 1 else []
+        self._module, self._errors = module, tempfile.TemporaryFile("w+")  # noqa: SIM115 - closed with the processes
         self._process = subprocess.Popen(
             [sys.executable, "-m", *launcher, module, json.dumps(config)],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
+            stderr=self._errors,
             text=True,
         )
 
     def take(self, steps: int) -> dict[str, float]:
-        """See `Contestant`."""
+        """See `Contestant`.
+
+        Raises:
+            TrainingError: the script has ended.
+        """
         assert self._process.stdin is not None
         assert self._process.stdout is not None
         self._process.stdin.write(f"{steps}\n")
         self._process.stdin.flush()
-        answer: dict[str, float] = json.loads(self._process.stdout.readline())
+        line = self._process.stdout.readline()
+        if not line:
+            self._errors.seek(0)
+            raise TrainingError(f"{self._module} ended instead of taking steps:\n{self._errors.read()[-2000:]}")
+        answer: dict[str, float] = json.loads(line)
         return answer
 
     def close(self) -> None:
         """See `Contestant`."""
-        self._process.communicate("")
+        with contextlib.suppress(BrokenPipeError):  # it has ended
+            self._process.communicate("")
+        self._errors.close()
 
 
 class ProductRun:
@@ -229,8 +242,9 @@ def measure(setting: Setting, tell: Callable[[str], None]) -> Figures:
             "engine": lambda: Script("raytrain_app.bench.engine", setting.workers, engine),
             "exact": lambda: ProductRun(setting.job(storage)),
             "exact, audit": lambda: ProductRun(setting.job(storage, audit=True)),
-            "fast": lambda: ProductRun(setting.job(storage, "fast")),
         }
+        if setting.framework == "torch":  # tf.distribute ends when its workers stand still, and is the plain script's step
+            starts["fast"] = lambda: ProductRun(setting.job(storage, "fast"))
         contestants: dict[str, Contestant] = {}
         for kind, start in starts.items():
             contestants[kind] = start()

@@ -99,7 +99,7 @@ def ps(
 
 @app.command()
 def step(
-    framework: Annotated[str, typer.Option(help="torch")] = "torch",
+    framework: Annotated[str, typer.Option(help="torch or tensorflow.")] = "torch",
     model: Annotated[str, typer.Option(help="A model of the task mnist: linear, mlp or cnn.")] = "cnn",
     workers: Annotated[int, typer.Option(min=1, help="Processes of each kind; with one, the plain script is a bare loop.")] = 2,
     batch: Annotated[int, typer.Option(min=1, help="Global batch.")] = 64,
@@ -110,7 +110,9 @@ def step(
     rounds: Annotated[int, typer.Option(min=1, help="Rounds, interleaved; figures are medians.")] = 7,
     sizes: Annotated[bool, typer.Option("--sizes", help="Models from 8 thousand to 25 million parameters instead.")] = False,
 ) -> None:
-    """Measure seconds a step: exact, fast, and a plain script with DistributedDataParallel.
+    """Measure seconds a step: exact, fast, and a plain script.
+
+    That is DistributedDataParallel, or `fit` of tf_keras under MultiWorkerMirroredStrategy.
 
     Example: [bold]raytrain bench step --model mlp --steps 200[/bold]
     """

@@ -8,6 +8,7 @@ from raytrain_app.cluster.document import ClusterFile
 from raytrain_app.cluster.fit import fit_rows
 from raytrain_app.elastic.progress import steps_per_epoch
 from raytrain_app.job import Job
+from raytrain_app.job.model import AllReduce
 from raytrain_app.storage.folder import Folder
 from raytrain_app.task import Task
 
@@ -45,6 +46,8 @@ def _rows(job: Job, task: Task) -> Iterator[tuple[str, str]]:
     yield "shards", f"{job.num_shards} to a batch, so up to {job.num_shards} workers; reduction {job.train.reduction}"
     yield "workers", f"{job.scaling.workers}, each with {_resources(job.scaling.resources_per_worker)}"
     yield "cluster", _cluster_text(job)
+    if isinstance(job.strategy, AllReduce) and job.strategy.tf_distribute:
+        yield "group", f"tf.distribute {job.strategy.tf_distribute}; it starts anew when a worker is lost, comes or goes"
     yield (
         "checkpoints",
         f"every {job.checkpoint.every_steps:,} steps, the last {job.checkpoint.keep} and the best {job.checkpoint.monitor}",

@@ -161,23 +161,28 @@ def test_other_strategies_of_one_worker(kind: str, tmp_path: Path, ray_local: No
 
 @pytest.mark.slow
 def test_a_group_that_loses_a_worker_goes_on_as_a_new_one(tmp_path: Path, ray_local: None) -> None:
-    job = make_job(
-        tmp_path,
-        train={"epochs": 12, "global_batch_size": 64, "reduction": "fast"},
-        strategy={"name": "allreduce", "tf_distribute": "multi_worker_mirrored"},
-        optimizer={"lr": 0.005},
-    )
-    run = Disturbed(job, {60: kill_leader})
-    result = run.run()
-    assert result["status"] == "finished"
-    assert result["test_accuracy"] > 0.9
-    (receipt,) = result["disruptions"]
+    """Then it is stopped, and resumed as a group of another size."""
+    sections: dict[str, Any] = {
+        "train": {"epochs": 12, "global_batch_size": 64, "virtual_shards": 2, "reduction": "fast"},
+        "strategy": {"name": "allreduce", "tf_distribute": "multi_worker_mirrored"},
+        "optimizer": {"lr": 0.005},
+    }
+    run = Disturbed(make_job(tmp_path, **sections), {60: kill_leader, 110: stop})
+    with pytest.raises(Interrupted):
+        run.run()
+    stopped = RunDirectory.open(run.folder.uri).read_result()
+    assert stopped is not None
+    (receipt,) = stopped["disruptions"]
     assert receipt["cause"] == "worker_lost"
     assert receipt["workers_before"] == receipt["workers_after"] == 2
     assert len(run.seen("worker_lost")) == 1
     assert len(run.seen("join")) == 4
-    steps = [record["step"] for record in RunDirectory.open(str(tmp_path / "keras")).read_metrics() if record["kind"] == "step"]
-    assert steps == list(range(1, len(steps) + 1))
+    result = runner.run(make_job(tmp_path, **sections, scaling={"workers": 1}), resume=True).record
+    assert result["status"] == "finished"
+    assert result["test_accuracy"] > 0.9
+    steps = [record for record in RunDirectory.open(run.folder.uri).read_metrics() if record["kind"] == "step"]
+    assert [record["step"] for record in steps] == list(range(1, result["steps"] + 1))
+    assert [steps[0]["workers"], steps[-1]["workers"]] == [2, 1]
 
 
 @pytest.mark.slow
