@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -36,6 +37,8 @@ HOOKS = (
 ALIASES = {"on_train_batch_begin": "on_batch_begin", "on_train_batch_end": "on_batch_end"}
 NOT_CARRIED = ("params", "model", "_model", "min_delta")
 """Attributes that every leader gets anew. Keras turns the sign of `min_delta` when it finds out which way a metric improves."""
+FILES = {"ModelCheckpoint": "filepath", "CSVLogger": "filename", "TensorBoard": "log_dir"}
+"""Keras's callbacks that write files, and their attribute that says where."""
 REFUSED = {
     "BackupAndRestore": "raytrain run --resume goes on from the run's own checkpoints",
     "SwapEMAWeights": "validation runs on all workers, and only the leader's weights would be swapped",
@@ -164,12 +167,22 @@ class KerasCallbacks(Callbacks):
                 raise JobError(f"keras_callbacks: found a {name}; expected callbacks of {self._keras.__name__}")
             if name in REFUSED:
                 raise JobError(f"keras_callbacks: {name} is not available: {REFUSED[name]}")
+            self._refuse_lost_files(callback)
             if any(_has_own(self._keras, callback, hook) for hook in ("on_test_batch_begin", "on_test_batch_end")):
                 raise JobError(
                     f"keras_callbacks: {name} has on_test_batch_begin or on_test_batch_end, but validation has no batches: "
                     "each worker scores its part of the rows; use on_test_end or on_epoch_end"
                 )
         return callbacks
+
+    def _refuse_lost_files(self, callback: Any) -> None:
+        for kind, attribute in FILES.items():
+            path = str(getattr(callback, attribute, ""))
+            if isinstance(callback, getattr(self._keras.callbacks, kind)) and not (Path(path).is_absolute() or "://" in path):
+                raise JobError(
+                    f"keras_callbacks: {type(callback).__name__} writes to {path!r}, in the working folder of whichever worker "
+                    f'leads, where nobody finds it; expected a path below the argument directory, such as f"{{directory}}/{path}"'
+                )
 
     def _refuse_schedule(self, callback: Any) -> None:
         if self._job.optimizer.schedule != "constant":

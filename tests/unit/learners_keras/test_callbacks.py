@@ -136,6 +136,11 @@ def test_without_callbacks_nothing_is_kept(tmp_path: Path) -> None:
     [
         (lambda keras, directory: [keras.callbacks.BackupAndRestore(directory)], "BackupAndRestore is not available"),
         (lambda keras, directory: ["EarlyStopping"], "found a str; expected callbacks of keras"),
+        (
+            lambda keras, directory: [keras.callbacks.ModelCheckpoint("best.keras")],
+            r"ModelCheckpoint writes to 'best\.keras'.*\{directory\}/best\.keras",
+        ),
+        (lambda keras, directory: [keras.callbacks.TensorBoard()], "TensorBoard writes to 'logs'"),
         (lambda keras, directory: [_OnTestBatch()], "_OnTestBatch has on_test_batch_begin or on_test_batch_end"),
     ],
 )
