@@ -5,6 +5,7 @@ What cannot be honoured across workers is refused here by name.
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -54,7 +55,15 @@ def make_loss(keras: Any, task: Task) -> tuple[Any, RowLosses]:
 
     def row_losses(y: tf.Tensor, outputs: tf.Tensor) -> tf.Tensor:
         # Keras, too, hands labels to a loss in the dtype of the outputs.
-        values = tf.convert_to_tensor(function(tf.cast(y, outputs.dtype), outputs))
+        with warnings.catch_warnings():
+            warnings.filterwarnings("error", message="(?s).*does not represent logits")
+            try:
+                values = tf.convert_to_tensor(function(tf.cast(y, outputs.dtype), outputs))
+            except UserWarning:
+                raise JobError(
+                    f"keras_loss: {_name(loss)} has from_logits=True, but the model ends with an activation that gives "
+                    "probabilities; leave that activation out, or define keras_loss with from_logits=False and probabilities"
+                ) from None
         if values.shape.rank == 0:
             raise JobError(f"keras_loss: {_name(loss)} returns one number for a batch; expected one for each row")
         return tf.reduce_mean(values, axis=list(range(1, values.shape.rank)))

@@ -54,6 +54,12 @@ def test_losses_that_depend_on_how_a_batch_is_cut_are_refused(loss: Any, message
         make_learner(keras_loss=loss)
 
 
+def test_probabilities_where_the_loss_expects_scores_are_refused() -> None:
+    """Training would go on, slowly, with the softmax of a softmax."""
+    with pytest.raises(JobError, match=r"SparseCategoricalCrossentropy has from_logits=True, but the model ends"):
+        make_learner(_softmax)
+
+
 def test_metrics_of_shards_add_up_to_those_of_all_rows() -> None:
     def make(keras: Any) -> list[Any]:
         top2 = keras.metrics.SparseTopKCategoricalAccuracy(2, name="top2")
