@@ -41,12 +41,14 @@ class Material:
 
     Attributes:
         evaluation: content of the newest evaluation, None where the run was not evaluated.
+        data_sha256: hash of the data set, None where no data was read.
     """
 
     job: Job
     state: RunState
     run: Run
     evaluation: Record | None
+    data_sha256: str | None
 
 
 @dataclass(frozen=True)
@@ -71,7 +73,7 @@ def gather(folder: Folder, evaluation: Record | None = None) -> Material:
     directory = RunDirectory(folder)
     job, state, history, events = directory.read_job(), read_state(folder), read_history(directory), directory.read_events()
     clock = RunClock.of(events, history.steps["time"])
-    return Material(job, state, Run(job.name, history, events, clock), evaluation)
+    return Material(job, state, Run(job.name, history, events, clock), evaluation, directory.read_data_sha256())
 
 
 def run_report(material: Material, no_evaluation: str = "") -> Report:
@@ -217,6 +219,8 @@ def _facts(material: Material) -> Iterator[tuple[str, str]]:
         yield "computed on", ", ".join(f"{name} {value}" for name, value in kind.items())
     if len(starts) > 1:
         yield "resumed", counted(len(starts) - 1, "time")
+    if material.data_sha256:
+        yield "data sha256", material.data_sha256
     if result.get("weights_sha256"):
         yield "weights sha256", result["weights_sha256"]
     if result.get("checkpoint"):

@@ -219,9 +219,13 @@ class RunDirectory:
         hint = f"; did you mean {near[0]}?" if near else "; check its name and `storage`"
         raise StorageError(f"there is no run in {self.folder.at('')} (no {JOB}){hint}")
 
+    def read_data_sha256(self) -> str | None:
+        """Hash of the data set that the run was started with, None before its data was read."""
+        return self.folder.read_text(DATA).strip() if self.folder.exists(DATA) else None
+
     def _refuse_other_data(self, fingerprint: str) -> None:
-        started_with = self.folder.read_text(DATA).strip() if self.folder.exists(DATA) else fingerprint
-        if started_with != fingerprint:
+        started_with = self.read_data_sha256()
+        if started_with is not None and started_with != fingerprint:
             raise DataError(
                 f"run {self.folder.at('')} was started with other data (sha256 {started_with[:12]}..., "
                 f"now {fingerprint[:12]}...); restore the data, or start a new run under another --name"

@@ -109,8 +109,13 @@ def test_a_report_needs_no_ray_where_the_run_has_been_evaluated(run: Run, tmp_pa
     )
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=100, check=False)
     assert (done.returncode, done.stderr) == (0, "")
-    html = (copy / "report.html").read_text()
-    for number in (f"{100 * run.result['test_accuracy']:.2f} %", f"{run.result['test_loss']:.4g}", run.result["weights_sha256"]):
+    html, data = (copy / "report.html").read_text(), (copy / "data.sha256").read_text().strip()
+    for number in (
+        f"{100 * run.result['test_accuracy']:.2f} %",
+        f"{run.result['test_loss']:.4g}",
+        run.result["weights_sha256"],
+        data,
+    ):
         assert number in html
     assert {path.name for path in (copy / "plots").iterdir()} >= {"loss.png", "accuracy.png", "workers.png", "confusion.png"}
     shutil.rmtree(copy / "evaluations")
