@@ -6,7 +6,8 @@ import logging
 import math
 import statistics
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -23,6 +24,10 @@ from raytrain_app.report.updates import Update
 from raytrain_app.session import NAMESPACE, ray_session
 from raytrain_app.storage.audit import EpochAudit, audit_run, summary
 from raytrain_app.storage.folder import Folder
+
+
+FEW = 12
+"""Faults that are told one by one."""
 
 
 @dataclass
@@ -58,11 +63,8 @@ class DrillResult:
         pauses: dict[str, list[float]] = {}
         for receipt in self.disturbed["disruptions"]:
             pauses.setdefault(receipt["cause"], []).append(receipt["paused_s"])
-        done = ", ".join(
-            f"{f['kind']} at step {f['step']}" + (f" (skipped: {f['skipped']})" if "skipped" in f else "") for f in self.faults
-        )
         lines = [
-            f"faults           {done or 'none'}",
+            f"faults           {_told(self.faults)}",
             f"weights          {self.disturbed['weights_sha256'][:16]} disturbed, {self.calm['weights_sha256'][:16]} calm",
             *(f"audit            {line}" for line in summary(self.audit)),
             *(f"pauses           {cause}: {_spread(found)}" for cause, found in pauses.items()),
@@ -141,6 +143,16 @@ def _both(
     injector.join()
     same_bits = jobs["calm"].same_bits
     return DrillResult(disturbed.record, calm.record, injector.committed, audit_run(directory), same_bits)
+
+
+def _told(faults: Sequence[Mapping[str, Any]]) -> str:
+    """Faults one by one if they are few, else how many of which kind."""
+    if len(faults) <= FEW:
+        done = [f"{fault['kind']} at step {fault['step']}" for fault in faults if "skipped" not in fault]
+    else:
+        done = [f"{count} {kind}" for kind, count in Counter(f["kind"] for f in faults if "skipped" not in f).items()]
+    skipped = sum("skipped" in fault for fault in faults)
+    return (", ".join(done) or "none") + (f"; {skipped} more found nobody to strike" if skipped else "")
 
 
 def _spread(seconds: list[float]) -> str:
