@@ -25,7 +25,6 @@ from raytrain_app.session import NAMESPACE, ray_session
 from raytrain_app.storage.audit import EpochAudit, audit_run, summary
 from raytrain_app.storage.folder import Folder
 
-
 FEW = 12
 """Faults that are told one by one."""
 
