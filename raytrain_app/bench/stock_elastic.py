@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -45,11 +46,13 @@ class StockRun:
         try:
             workers = 1 if event == "node_joins" else 2
             self._until(lambda: sum(row[2] == workers for row in self._rows()) > 2 * CHECKPOINT_STEPS)
-            return self._disturb(event)
+            measured = self._disturb(event)
         finally:
             ray.shutdown()
             process.terminate()
             process.wait()
+        shutil.rmtree(self._folder)  # where it failed, its output stays
+        return measured
 
     def _disturb(self, event: str) -> tuple[float, int]:
         last = self._rows()[-1]

@@ -33,7 +33,7 @@ def collective() -> Iterator[None]:
 
 
 class Rendezvous:
-    """A worker's store, opened once; the members of a generation connect through that of their leader.
+    """A worker's store, opened once and kept; the members of a generation connect through that of their leader.
 
     The store picks a free port itself, so two runs on one node cannot collide.
     """
@@ -50,10 +50,11 @@ class Group:
     Every member makes it, connects, and closes it before it makes the next.
     """
 
-    def __init__(self, generation: Generation, rendezvous: Rendezvous, timeout_s: float, device: torch.device) -> None:
+    def __init__(self, generation: Generation, timeout_s: float, device: torch.device) -> None:
         """`timeout_s` bounds each collective; a dead peer shows at once, it is for those that hang."""
-        self.generation, self._rendezvous, self._timeout_s = generation, rendezvous, timeout_s
-        self._connections: set[Any] = set()
+        self.generation, self._timeout_s = generation, timeout_s
+        self._before: set[Any] = set()
+        self._connections: set[Any] | None = set()  # None is all that were not there before, while it connects
         self.rank, self.world_size, self.device = generation.rank, generation.world_size, device
 
     def connect(self, timeout_s: float) -> None:
@@ -65,28 +66,29 @@ class Group:
         if self.world_size == 1 and self.device.type == "cpu":
             return
         generation, limit = self.generation, _seconds(timeout_s)
-        before = _connections()
+        self._before, self._connections = _connections(), None
+        # torch names a group by how many there were; one that failed to connect is not taken off the count.
+        dist.distributed_c10d._world.group_count = 0
         with collective():
-            store: TCPStore = self._rendezvous.store
-            if self.rank > 0:
-                store = TCPStore(generation.host, generation.port, is_master=False, wait_for_workers=False, timeout=limit)
-            store.set_timeout(limit)
+            store = TCPStore(generation.host, generation.port, is_master=False, wait_for_workers=False, timeout=limit)
             dist.init_process_group(
                 "gloo" if self.device.type == "cpu" else "cpu:gloo,cuda:nccl",
                 store=PrefixStore(f"generation-{generation.number}", store),
                 rank=self.rank,
                 world_size=self.world_size,
-                timeout=_seconds(self._timeout_s),
+                timeout=limit,
             )
-        self._connections = _connections() - before
+            dist.distributed_c10d._set_pg_timeout(_seconds(self._timeout_s))
+        self._connections = _connections() - self._before
 
     def break_off(self) -> None:
-        """Makes the collective under way fail, and all later ones. For another thread, once a member is known to be lost.
+        """Makes `connect` or the collective under way fail. For another thread, once a member is known to be lost.
 
         gloo has no call to end a collective, so its connections are shut. Should one of another part of this process have been
         opened just when this group connected, that part sees a short failure of its network.
         """
-        for connection in self._connections & _connections():
+        now = _connections()
+        for connection in now - self._before if self._connections is None else now & self._connections:
             with suppress(OSError), socket.socket(fileno=os.dup(connection.fd)) as mine:
                 mine.shutdown(socket.SHUT_RDWR)
 
@@ -115,6 +117,7 @@ class Group:
 
     def close(self) -> None:
         """Leaves the group. Peers that still wait for this member get an error at once."""
+        self._connections = set()
         if dist.is_initialized():
             # A group with a dead member may complain while it goes; it is gone all the same.
             with suppress(RuntimeError):

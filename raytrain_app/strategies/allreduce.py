@@ -76,7 +76,7 @@ class AllReduce:
     def _go_through_generations(self) -> None:
         failures = 0
         while (generation := self.link.join()) is not None:
-            group = Group(generation, self._worker.rendezvous, 2 * self.job.failure.heartbeat_s, self.learner.device)
+            group = Group(generation, 2 * self.job.failure.heartbeat_s, self.learner.device)
             self.link.group = group
             try:
                 # A member that dies while all connect shows only by not coming; who is slow gets more time the next time.
