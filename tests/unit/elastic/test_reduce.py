@@ -139,6 +139,7 @@ def dying_worker(rank: int, port: int, folder: str) -> None:
         reducer.reduce(shard, 2, 2, [0])
     except PeerLost:
         Path(folder, "lost").write_text("")
+    dist.destroy_process_group()
 
 
 def test_a_dead_peer_is_told_apart_from_an_error_in_a_shard(tmp_path: Path) -> None:
