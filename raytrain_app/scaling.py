@@ -147,8 +147,9 @@ class Settling:
     def settled(self, alive: frozenset[str], now_s: float) -> frozenset[str]:
         """Nodes that may be used. A node that dies young doubles the time for the next; a calm minute halves it."""
         for node_id in [node_id for node_id in self._first_seen_s if node_id not in alive]:
-            if now_s - self._first_seen_s.pop(node_id) < 2 * self._limit_s:
+            if self.is_young(node_id, now_s):
                 self._settle_s = min(2 * self._settle_s, self._limit_s)
+            del self._first_seen_s[node_id]
             self._calm_since_s = now_s
         if now_s - self._calm_since_s > 2 * self._limit_s:
             self._settle_s, self._calm_since_s = max(self._settle_s / 2, self._base_s), now_s
@@ -157,3 +158,7 @@ class Settling:
             # Nodes that were there before the run need not prove themselves.
             self._first_seen_s.setdefault(node_id, now_s - self._limit_s if first_look else now_s)
         return frozenset(node_id for node_id in alive if now_s - self._first_seen_s[node_id] >= self._settle_s)
+
+    def is_young(self, node_id: str, now_s: float) -> bool:
+        """Whether a node has been there for less than a minute, as far as is known."""
+        return now_s - self._first_seen_s.get(node_id, now_s) < 2 * self._limit_s

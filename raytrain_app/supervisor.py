@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from raytrain_app.actors import Actor, wait_for
-from raytrain_app.cluster.nodes import Node, ask_autoscaler, living_nodes, room
+from raytrain_app.cluster.nodes import Node, ask_autoscaler, living_nodes, raylet_is_gone, room
 from raytrain_app.cluster.spot import ensure_watchers
 from raytrain_app.elastic.membership import Mail, WorkerView
 from raytrain_app.elastic.roster import Standing
@@ -98,6 +98,8 @@ class Supervisor:
                 for `scaling.wait_s`.
         """
         self._bury()
+        # Ray is slow to see that a node is gone; among those that come and go there may be some.
+        nodes = [node for node in nodes if not (self._settling.is_young(node.node_id, time.monotonic()) and raylet_is_gone(node))]
         decisions = self._decide(nodes, mail.workers, most)
         for decision in decisions:
             self._act(decision, mail.workers)

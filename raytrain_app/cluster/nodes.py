@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import socket
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -13,6 +14,9 @@ from ray._raylet import GcsClient  # type: ignore[attr-defined]  # compiled
 from ray.core.generated.autoscaler_pb2 import DrainNodeReason  # type: ignore[attr-defined]  # generated
 
 from raytrain_app.errors import ClusterError
+
+ANSWER_S = 0.5
+"""Longest wait for a raylet to answer."""
 
 
 @dataclass(frozen=True)
@@ -25,6 +29,7 @@ class Node:
         resources: all it has, by Ray's names.
         draining: it is going away; nothing new should start there.
         remaining_s: time left to a draining node; infinite if nobody said.
+        port: where its raylet listens.
     """
 
     node_id: str
@@ -32,6 +37,7 @@ class Node:
     resources: Mapping[str, float]
     draining: bool = False
     remaining_s: float = math.inf
+    port: int = 0
 
 
 def living_nodes() -> list[Node]:
@@ -43,8 +49,19 @@ def living_nodes() -> list[Node]:
             deadline_ms = deadlines_ms.get(node["NodeID"], 0)  # 0 where there is none
             remaining_s = (deadline_ms - now_ms) / 1000 if deadline_ms else math.inf
             host, draining = node["NodeManagerAddress"], node["NodeID"] in deadlines_ms
-            nodes.append(Node(node["NodeID"], host, node["Resources"], draining, remaining_s))
+            nodes.append(Node(node["NodeID"], host, node["Resources"], draining, remaining_s, node["NodeManagerPort"]))
     return sorted(nodes, key=lambda node: node.node_id)
+
+
+def raylet_is_gone(node: Node) -> bool:
+    """Whether a node's raylet has ended, which Ray itself takes up to half a minute to see; False if it cannot be told."""
+    try:
+        socket.create_connection((node.host, node.port), timeout=ANSWER_S).close()
+    except ConnectionRefusedError:
+        return True
+    except OSError:  # nothing answers, as when the machine has vanished
+        return False
+    return False
 
 
 def room(resources: Mapping[str, float], per_worker: Mapping[str, float]) -> int:

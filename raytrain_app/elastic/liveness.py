@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import asyncio
 
-import ray
 from ray.exceptions import ActorUnavailableError, RayActorError
 
 from raytrain_app.actors import Actor
+from raytrain_app.cluster.nodes import living_nodes, raylet_is_gone
 from raytrain_app.elastic.roster import WorkerInfo
 
 PROBE_S = 1.0
@@ -21,9 +21,9 @@ async def is_alive(info: WorkerInfo) -> bool:
 
 
 async def node_is_gone(node_id: str) -> bool:
-    """Whether a node's raylet has ended. Ray itself takes up to half a minute to see that."""
-    node = next((node for node in await asyncio.to_thread(ray.nodes) if node["NodeID"] == node_id), None)
-    return node is None or await _port_is_open(node["NodeManagerAddress"], node["NodeManagerPort"]) is False
+    """Whether a node is gone, by Ray's word or since its raylet has ended."""
+    node = next((node for node in await asyncio.to_thread(living_nodes) if node.node_id == node_id), None)
+    return node is None or await asyncio.to_thread(raylet_is_gone, node)
 
 
 async def _ray_has(handle: Actor) -> bool | None:

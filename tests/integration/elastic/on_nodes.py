@@ -18,13 +18,13 @@ from raytrain_app.drill import local_nodes
 from raytrain_app.errors import ClusterError
 from tests.integration.elastic.disturbed import Disturbed, assert_undisturbed, slow_job
 
-TRAIN = {"epochs": 80, "global_batch_size": 50, "virtual_shards": 4}
+TRAIN = {"epochs": 100, "global_batch_size": 50, "virtual_shards": 4}
 
 
 def flapping(run: Disturbed, nodes: LocalNodes) -> None:
     """A node that comes, stays a few seconds, and is lost, again and again."""
     known = {node.node_id for node in living_nodes()}
-    for _ in range(5):
+    for _ in range(6):
         nodes.add()
         while not (new := {node.node_id for node in living_nodes()} - known):
             time.sleep(0.1)

@@ -151,7 +151,7 @@ def on_nodes(scenario: str, storage: Path, repository: Path) -> dict[str, Any]:
 def test_a_node_that_comes_and_goes_every_few_seconds(tmp_path: Path, repository: Path) -> None:
     """It is used less and less, and the worker on the other node never waits long for it."""
     seen = on_nodes("flapping", tmp_path, repository)
-    assert len(seen["pool_start"]) <= 4
+    assert len(seen["pool_start"]) <= 4, "of six times that it came it was used at most three times"
     first = seen["join"][0]["worker"]
     assert first not in {event["worker"] for event in seen["worker_lost"] + seen["node_lost"]}
     assert seen["worker_lost"] == [], "what dies with its node is no crash"
