@@ -34,7 +34,7 @@ class Engine:
         spans = [training_rows(job.train.global_batch_size, job.num_shards, shard) for shard in (owned[0], owned[-1])]
         self._mine = slice(spans[0].start, spans[1].stop)
         self._reducer = Reducer(rank, world_size, job.num_shards, self._learner.layout, 4, device)
-        self._reducer.gather = self._timed("exchange", self._reducer.gather)  # type: ignore[method-assign]
+        self._reducer.exchange = self._timed("exchange", self._reducer.exchange)  # type: ignore[method-assign]
         self._x, self._y = TASK.generate(str(job.data.source))["train"]
         self._order = np.random.default_rng(0).permutation(len(self._y)).reshape(-1, job.train.global_batch_size)
 

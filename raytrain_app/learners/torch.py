@@ -42,9 +42,12 @@ def prepare_process(job: Job) -> None:
     torch.backends.cudnn.benchmark = False
 
 
-def seed_generators(seed: int) -> None:
-    """Seeds torch (all devices), numpy and Python, which a task may use for dropout and augmentation."""
-    torch.manual_seed(seed)
+def seed_generators(seed: int, device: torch.device) -> None:
+    """Seeds torch, numpy and Python, which a task may use for dropout and augmentation."""
+    # Not torch.manual_seed, which where there is no GPU keeps a traceback for later: more work than a small model's forward.
+    torch.default_generator.manual_seed(seed)
+    if device.type == "cuda":
+        torch.cuda.manual_seed_all(seed)
     np.random.seed(seed & 0xFFFFFFFF)  # noqa: NPY002 - a task may use it, knowingly or not
     random.seed(seed)
 
@@ -63,7 +66,7 @@ class TorchLearner:
         self._task = task
         self._clip_norm = job.train.clip_norm
         self._autocast = torch.autocast(device.type, torch.bfloat16, enabled=job.train.precision == "bf16")
-        seed_generators(shard_seed([job.train.seed]))
+        seed_generators(shard_seed([job.train.seed]), device)
         self.model = task.torch_model(job.model.name, task.models[job.model.name](**job.model.options)).to(device)
         self._parameters = dict(self.model.named_parameters())
         self._named = {name: p for name, p in self._parameters.items() if p.requires_grad}
@@ -82,6 +85,7 @@ class TorchLearner:
             parameter.data = view.copy_(parameter.data)
             parameter.grad = self._flat[self._places[name]].view_as(parameter)
         self._optimizer = _optimizer(job, self._weights)
+        self._training: bool | None = None
         self._zero_counters = torch.zeros(num_counters, dtype=torch.int64, device=device)
         self._start = self._read(self._buffers), self._read(self._counters)
         self._ddp: nn.Module | None = None
@@ -93,7 +97,7 @@ class TorchLearner:
         if len(y) == 0:
             return Shard(self._flat, self._zero_counters, torch.zeros(NUM_SCORES, dtype=torch.float64, device=self.device))
         self._reset_buffers()
-        seed_generators(seed)
+        seed_generators(seed, self.device)
         scores = self._backward(self.model, x, y, 1.0)
         if self._buffers:
             self._flat[self.layout.num_parameters :] = self._read(self._buffers)
@@ -118,7 +122,7 @@ class TorchLearner:
     def fast_shard(self, x: np.ndarray, y: np.ndarray, seed: int, num_rows: int) -> torch.Tensor:
         assert self._ddp is not None, "connect comes first"
         self._flat.zero_()
-        seed_generators(seed)
+        seed_generators(seed, self.device)
         try:
             # DistributedDataParallel averages over the workers; the factor makes that the mean over the global batch's rows.
             return self._backward(self._ddp, x, y, self._world_size / num_rows)
@@ -142,7 +146,7 @@ class TorchLearner:
 
     def _backward(self, model: nn.Module, x: np.ndarray, y: np.ndarray, factor: float) -> torch.Tensor:
         """Adds the gradient of factor * (sum of the losses) to the flat vector; returns the scores."""
-        model.train()
+        self._set_mode(training=True)
         inputs, labels = self._batch(x, y)
         with self._autocast:
             outputs = model(self._task.torch_augment(inputs))
@@ -164,7 +168,7 @@ class TorchLearner:
     # ---- evaluation ----
 
     def evaluate(self, x: np.ndarray, y: np.ndarray) -> torch.Tensor:
-        self.model.eval()
+        self._set_mode(training=False)
         inputs, labels = self._batch(x, y)
         with torch.inference_mode(), self._autocast:
             outputs = self.model(inputs)
@@ -172,10 +176,16 @@ class TorchLearner:
             return torch.stack([loss.double(), self._task.torch_correct(outputs, labels).double()])
 
     def outputs(self, x: np.ndarray) -> np.ndarray:
-        self.model.eval()
+        self._set_mode(training=False)
         with torch.inference_mode(), self._autocast:
             outputs = self.model(self._task.torch_inputs(torch.tensor(x, device=self.device)))
             return np.asarray(outputs.float().cpu().numpy())
+
+    def _set_mode(self, *, training: bool) -> None:
+        """Puts all modules in training or evaluation mode, which takes its time: only when it changes."""
+        if self._training is not training:
+            self.model.train(training)
+            self._training = training
 
     def _batch(self, x: np.ndarray, y: np.ndarray) -> tuple[torch.Tensor, torch.Tensor]:
         """Rows on the device; they travel as stored (uint8) and are scaled there.

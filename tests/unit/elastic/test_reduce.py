@@ -18,7 +18,7 @@ import torch
 import torch.distributed as dist
 
 from raytrain_app.elastic.group import PeerLost
-from raytrain_app.elastic.reduce import BLOCK, GATHER_WHOLE_BYTES, Layout, Reducer, Shard
+from raytrain_app.elastic.reduce import BLOCK, ROUND_BYTES, Layout, Reducer, Shard
 
 MAX_WORLD = 4
 SHARDS = (4, 5, 8)
@@ -28,7 +28,7 @@ LAYOUTS = (
     Layout(0, 0, 0),
     Layout(7, 3, 2),
     Layout(1001, 0, 1, torch.float64),
-    Layout(GATHER_WHOLE_BYTES // 4 + 33, 5, 0),
+    Layout(ROUND_BYTES // 4 + 33, 5, 0),
 )
 
 

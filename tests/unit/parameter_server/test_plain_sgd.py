@@ -53,7 +53,7 @@ def test_bulk_with_one_worker_is_plain_sgd(momentum: float, servers: int) -> Non
             lease = client.push(sent).lease
         learner.load_flat(made.whole(), client.counters)
 
-    seed_generators(shard_seed([job.train.seed]))
+    seed_generators(shard_seed([job.train.seed]), torch.device("cpu"))
     model = TASK.torch_model("mlp", Mlp(hidden=128, dropout=0.0))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=momentum)
     for ids in batches:
