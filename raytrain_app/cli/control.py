@@ -127,7 +127,9 @@ def _ask(folder: Any, request: Any) -> None:
     from raytrain_app.storage.requests import Requests
 
     if folder.exists("result.json"):
-        raise ClusterError(f"the run in {folder.at('')} has ended; there is nothing to change")
+        raise ClusterError(
+            f"the run in {folder.at('')} has ended, and cannot be changed; `raytrain run` with another --name starts a new one"
+        )
     requests = Requests(folder)
     name, deadline_s = requests.post(request), time.monotonic() + WAIT_S
     while requests.waits(name):

@@ -85,7 +85,7 @@ def compare(
 
     materials = _gather(_find(runs, storage))
     if len(materials) < 2:
-        raise JobError(f"compare: found one run, {runs[0]}; expected two or more")
+        raise JobError(f"compare: found one run, {runs[0]}; expected two or more, and `raytrain list` shows which there are")
     names, results, jobs = names_of(materials), rows(materials), differences(materials)
     if as_json:
         states: list[dict[str, Any]] = [material.state.to_json() for material in materials]

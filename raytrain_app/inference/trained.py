@@ -90,7 +90,7 @@ def load_trained(folder: Folder, which: str = "latest", *, on_cpu: bool = False)
     _prepare_process(job)
     task = load_task(job.task, job.data.classes)
     if job.model.name not in task.models:
-        raise JobError(f"task {job.task} has no model {job.model.name!r} any more; it has {', '.join(task.models)}")
+        raise JobError(f"task {job.task} has no model {job.model.name!r} any more, only {', '.join(task.models)}; restore it")
     learner = _build(job, task, on_cpu)
     learner.load(TrainState(state.weights, state.buffers))  # nothing is trained, so the optimizer's state may be anybody's
     return Trained(job, task, learner, state, f"step-{step:08d}", weights_sha256(state.weights), messages)

@@ -131,8 +131,6 @@ class Follower:
     def state(self, now: float | None = None) -> RunState:
         """Where the run stood at the last look."""
         state = summed_up(self.job, self._directory.uri, self._summary)
-        if self._status is not None:
-            _take_members(state, self._status)
         if self._result is not None:
             _take_result(state, self._result)
         else:
@@ -177,21 +175,16 @@ def _take_result(state: RunState, result: Mapping[str, Any]) -> None:
 
 
 def _take_status(state: RunState, status: Record) -> None:
+    """What the driver itself knows of the workers outranks what follows from the events."""
     state.total_steps = status["total_steps"]
     state.limits = list(status["limits"])
     state.worker_seconds = dict(status["worker_seconds"])
     state.updated = max(state.updated or 0.0, status["time"])
-
-
-def _take_members(state: RunState, status: Record) -> None:
-    """What the driver itself knows of the workers outranks what follows from the events."""
     present = {worker["worker"]: worker for worker in status["workers"]}
     for member in state.members:
         if found := present.get(member.worker):
             member.state = "training" if found["state"] == "active" else found["state"]
             member.clock = found["clock"]
-        elif member.since < status["time"] and member.state in PRESENT:
-            member.state = "left"  # before it was in a generation, which no event tells
 
 
 def _judge(state: RunState, status: Record | None, now: float, steps_per_s: float | None) -> None:

@@ -101,6 +101,10 @@ class Summary:
         elif kind in ("leave", "park", "unpark", "worker_lost", "node_lost") and event.get("worker") in self.members:
             state = {"leave": "left", "park": "parked", "unpark": "training"}.get(kind, "lost")
             self._move(self.members[event["worker"]], state, event["time"])
+        elif kind in ("pool_retire", "pool_abort"):  # workers that were in no generation yet leave without a word
+            for member in self.members.values():
+                if member.pool == event["pool"] and member.state in PRESENT:
+                    self._move(member, "left", event["time"])
         elif kind == "generation":
             self.workers = event["workers"]
         elif kind == "checkpoint":

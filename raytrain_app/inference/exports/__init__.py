@@ -113,5 +113,7 @@ def _compare(trained: Trained, x: np.ndarray, found: np.ndarray, form: str) -> P
                 f"{difference:.3g}), so it was not kept; another --to may serve"
             )
     elif not np.allclose(expected, found, rtol=1e-3, atol=1e-4):
-        raise TrainingError(f"the {form} export's outputs differ by up to {difference:.3g}, so it was not kept")
+        raise TrainingError(
+            f"the {form} export's outputs differ by up to {difference:.3g}, so it was not kept; another --to may serve"
+        )
     return Proof(len(x), difference)

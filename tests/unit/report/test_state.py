@@ -55,12 +55,12 @@ def test_status_of_a_run_without_a_result(tmp_path: Path, steps: int, now: dict[
     assert read_state(make_run(tmp_path / "run", steps, now=now), now=START_S + at_s).status == expected
 
 
-def test_a_worker_that_the_driver_knows_no_more_has_left(tmp_path: Path) -> None:
+def test_workers_of_a_retired_pool_have_left_even_if_they_were_in_no_generation(tmp_path: Path) -> None:
     joined = {"kind": "join", "time": START_S + 12, "worker": "1.0-fedcba", "pool": 1, "node": "node3" * 8, "pid": 103}
-    folder = make_run(tmp_path / "run", 20, told=[*events(), joined], now=status())
-    write_lines(tmp_path / "run" / "events.jsonl", [{**joined, "time": START_S + 13.2, "worker": "2.0-fedcba"}])
+    retired = {"kind": "pool_retire", "time": START_S + 12.3, "pool": 1}
+    folder = make_run(tmp_path / "run", 20, told=[*events(), joined, retired], now=status())
     state = read_state(folder, now=START_S + 13.5)
-    assert [member.state for member in state.members] == ["training", "training", "lost", "left", "training"]
+    assert [member.state for member in state.members] == ["training", "training", "lost", "left"]
 
 
 def test_a_failed_run_says_why(tmp_path: Path) -> None:
