@@ -94,7 +94,7 @@ class Recorder:
         if isinstance(decision, Start):
             self.event("pool_start", node=decision.node_id, workers=decision.size)
         elif isinstance(decision, Retire):
-            self.event("pool_retire", pool=decision.pool)
+            self.event("drain" if decision.draining else "pool_retire", pool=decision.pool)
         elif isinstance(decision, Abort):
             self.event("pool_abort", pool=decision.pool)
 
@@ -123,7 +123,9 @@ class Recorder:
 
     def event(self, kind: str, **details: Any) -> None:
         """Writes an event of the driver's own."""
-        self._write_event({"kind": kind, "time": time.time(), **details})
+        record = {"kind": kind, "time": time.time(), **details}
+        self._write_event(record)
+        self._receipts.event(record, self._seconds)
 
     def phase(self, text: str) -> None:
         """Says what the run is doing now."""

@@ -56,9 +56,15 @@ class Unpark:
 
 @dataclass(frozen=True)
 class Retire:
-    """Let all workers of a pool leave at a step boundary and end it, which frees its resources."""
+    """Let all workers of a pool leave at a step boundary and end it, which frees its resources.
+
+    Attributes:
+        pool: number of the pool.
+        draining: why, if its node is going away.
+    """
 
     pool: int
+    draining: bool = False
 
 
 @dataclass(frozen=True)
@@ -92,7 +98,7 @@ def decide(
     present = sum(pool.present for pool in staying)
     # Workers of a draining node leave when others are there to take over, or when the time comes.
     decisions += [
-        Retire(pool.number)
+        Retire(pool.number, draining=True)
         for pool in living
         if pool.node_id in draining and (present > 0 or draining[pool.node_id] < HAND_OVER_S)
     ]

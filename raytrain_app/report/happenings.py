@@ -38,6 +38,8 @@ def sentence(event: Mapping[str, Any]) -> str:
         return f"worker {event['worker']} joined on node {event['node'][:8]}"
     if kind == "leave":
         return f"worker {event['worker']} left"
+    if kind == "drain":
+        return f"the node of pool {event['pool']} is going away, its workers hand over"
     if kind in ("worker_lost", "node_lost"):
         return f"lost worker {event['worker']} ({'its node is gone' if kind == 'node_lost' else event['cause']})"
     if kind == "server_lost":

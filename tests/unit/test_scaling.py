@@ -48,12 +48,12 @@ def test_a_pool_on_a_dead_node_is_ended_and_replaced() -> None:
 
 def test_a_draining_node_hands_over_once_others_train() -> None:
     pools, alive = [pool(0, "a", 2), pool(1, "b", 2)], of("a", "b")
-    assert decide(4, pools, {"a": 0}, alive, {"b": 60.0}) == [Retire(1)]
+    assert decide(4, pools, {"a": 0}, alive, {"b": 60.0}) == [Retire(1, draining=True)]
     lonely = [pool(1, "b", 2)]
     assert decide(2, lonely, {"a": 2}, alive, {"b": 60.0}) == [Start("a", 2)]
     starting = [pool(2, "a", 2, present=0), *lonely]
     assert decide(2, starting, {"a": 0}, alive, {"b": 60.0}) == []
-    assert decide(2, starting, {"a": 0}, alive, {"b": HAND_OVER_S / 2}) == [Retire(1)]
+    assert decide(2, starting, {"a": 0}, alive, {"b": HAND_OVER_S / 2}) == [Retire(1, draining=True)]
 
 
 def test_a_retiring_pool_is_asked_once_and_not_counted() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import random
+import re
 import signal
 import subprocess
 import sys
@@ -138,6 +139,8 @@ def test_nodes_are_lost_and_drained(tmp_path: Path, repository: Path) -> None:
     found = drill(tmp_path, repository, job, "--node", "1", "--drain", "1", "--kill", "1", "--resize", "1", "--seed", "2")
     assert "BROKEN" not in found
     assert "60 complete epochs" in found
+    for cause in ("node_lost", "drain"):
+        assert re.search(rf"pauses +{cause}: ", found), found
 
 
 def on_nodes(scenario: str, storage: Path, repository: Path) -> dict[str, Any]:
