@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import importlib.util
 import json
+import os
 import subprocess
 import sys
 import textwrap
@@ -209,8 +210,8 @@ def test_what_is_not_installed_is_named(tmp_path: Path, monkeypatch: pytest.Monk
 
 
 @pytest.mark.slow
-def test_tensorflow_is_loaded_only_where_it_trains(tmp_path: Path) -> None:
-    """Neither by the driver of a Keras job, nor by a worker of a PyTorch job."""
+def test_tensorflow_is_loaded_only_where_it_trains(tmp_path: Path, repository: Path) -> None:
+    """Neither by the driver of a Keras job, nor by a worker of a PyTorch job; on machines that ask for legacy Keras, too."""
     program = """
         import sys
         from raytrain_app import runner
@@ -223,8 +224,12 @@ def test_tensorflow_is_loaded_only_where_it_trains(tmp_path: Path) -> None:
             }))
         assert not {"tensorflow", "keras", "tf_keras"} & set(sys.modules)
     """
-    root = Path(__file__).parent.parent.parent
     done = subprocess.run(
-        [sys.executable, "-c", textwrap.dedent(program), str(tmp_path)], cwd=root, capture_output=True, text=True, timeout=240
+        [sys.executable, "-c", textwrap.dedent(program), str(tmp_path)],
+        cwd=repository,
+        env={**os.environ, "TF_USE_LEGACY_KERAS": "1"},
+        capture_output=True,
+        text=True,
+        timeout=240,
     )
     assert done.returncode == 0, done.stderr[-3000:]
