@@ -68,9 +68,8 @@ class KerasLearner:
         self.optimizer, self._decay = parts.make_optimizer(keras, task, job)
         self.optimizer.build(self._trained)
         self._slots = _slot_names(self.optimizer, {v.path: name for name, v in self._weights.items()})
-        loss, self._row_losses = parts.make_loss(keras, task)
-        y = tf.range(SAMPLE_ROWS, dtype=tf.int64) % task.columns.num_classes
-        sample = y, self._predict(_sample_rows(task.columns), False)
+        sample = _sample_labels(task.columns), self._predict(_sample_rows(task.columns), False)
+        loss, self._row_losses = parts.make_loss(keras, task, sample)
         self._metrics = parts.compile_model(keras, task, self.model, self.optimizer, loss, sample)
         self.layout = Layout(
             sum(size_of(v) for v in self._trained),
@@ -339,6 +338,11 @@ def _flatten(variables: Iterable[Any], dtype: tf.DType) -> tf.Tensor:
 def _on_host(tensor: tf.Tensor) -> tf.Tensor:
     with tf.device("/device:CPU:0"):
         return tf.identity(tensor)
+
+
+def _sample_labels(columns: Columns) -> tf.Tensor:
+    """Labels to try a loss with, from the highest class down."""
+    return columns.num_classes - 1 - tf.range(SAMPLE_ROWS, dtype=tf.int64) % columns.num_classes
 
 
 def _sample_rows(columns: Columns) -> tf.Tensor:

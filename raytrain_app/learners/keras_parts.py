@@ -5,8 +5,10 @@ What cannot be honoured across workers is refused here by name.
 
 from __future__ import annotations
 
+import re
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -18,6 +20,8 @@ from raytrain_app.job.model import Adam
 from raytrain_app.task import Task
 
 RowLosses = Callable[[tf.Tensor, tf.Tensor], tf.Tensor]
+Sample = tuple[tf.Tensor, tf.Tensor]
+"""Labels, of every class, and what the model puts out for that many rows."""
 
 STATEFUL_RANDOM = frozenset(
     {
@@ -38,11 +42,11 @@ STATEFUL_RANDOM = frozenset(
 """Operations that keep their generator to themselves: what they give depends on how often they ran in this process."""
 
 
-def make_loss(keras: Any, task: Task) -> tuple[Any, RowLosses]:
+def make_loss(keras: Any, task: Task, sample: Sample) -> tuple[Any, RowLosses]:
     """The task's loss as Keras has it, and as a function of labels (rows,) and outputs that returns one loss a row.
 
     Raises:
-        JobError: it reduces in a way that depends on how a batch is cut.
+        JobError: it reduces in a way that depends on how a batch is cut, or does not fit the model or the labels.
     """
     loss = keras.losses.get(task.keras_loss(keras))
     reduction = getattr(loss, "reduction", "sum_over_batch_size")
@@ -68,24 +72,23 @@ def make_loss(keras: Any, task: Task) -> tuple[Any, RowLosses]:
             raise JobError(f"keras_loss: {_name(loss)} returns one number for a batch; expected one for each row")
         return tf.reduce_mean(values, axis=list(range(1, values.shape.rank)))
 
+    with _explained("keras_loss", [loss], sample):
+        row_losses(*sample)
     return loss, row_losses
 
 
-def compile_model(
-    keras: Any, task: Task, model: Any, optimizer: Any, loss: Any, sample: tuple[tf.Tensor, tf.Tensor]
-) -> list[Any]:
+def compile_model(keras: Any, task: Task, model: Any, optimizer: Any, loss: Any, sample: Sample) -> list[Any]:
     """Compiles the model, so that callbacks and saved files find what they expect, and returns the task's own metrics.
 
-    Args:
-        sample: labels and outputs of at least 8 rows.
-
     Raises:
-        JobError: a metric gives more than a number, or cannot be added up over parts of a batch.
+        JobError: a metric does not fit the model or the labels, gives more than a number, or cannot be added up over parts
+            of a batch.
     """
     wanted = [metric for metric in task.keras_metrics(keras) if metric not in ("accuracy", "acc")]
     model.compile(optimizer=optimizer, loss=loss, metrics=["accuracy", *wanted])
     y, outputs = sample
-    model.compute_metrics(None, y, outputs)  # builds them: names become objects
+    with _explained("keras_metrics", wanted, sample):
+        model.compute_metrics(None, y, outputs)  # builds them: names become objects
     groups = [metric.metrics for metric in model.metrics if hasattr(metric, "metrics")]
     metrics = [metric for group in groups for metric in group if metric.name != "accuracy"]
     for metric in metrics:
@@ -177,5 +180,21 @@ def _refuse_if_not_additive(metric: Any, y: tf.Tensor, outputs: tf.Tensor) -> No
         raise JobError(f"keras_metrics: {metric.name} is not one number; expected a metric of one number")
 
 
+@contextmanager
+def _explained(hook: str, things: Sequence[Any], sample: Sample) -> Iterator[None]:
+    """Says in one sentence what Keras's own losses and metrics tell in many lines; what a task wrote itself has a traceback."""
+    try:
+        yield
+    except (ValueError, tf.errors.InvalidArgumentError) as error:
+        if not all(isinstance(thing, str) or thing.__module__.startswith("keras.") for thing in things):
+            raise
+        y, outputs = sample
+        last = re.sub(r"\{\{.*?\}\} ?| \[Op:.*", "", [line for line in str(error).splitlines() if line.strip()][-1]).strip()
+        raise JobError(
+            f"{hook}: {' or '.join(map(_name, things))} cannot be computed for labels up to {int(tf.reduce_max(y))} and a model "
+            f"that puts out the shape {tuple(outputs.shape[1:])} for a row: {last}"
+        ) from error
+
+
 def _name(thing: Any) -> str:
-    return str(getattr(thing, "__name__", type(thing).__name__))
+    return thing if isinstance(thing, str) else str(getattr(thing, "__name__", type(thing).__name__))

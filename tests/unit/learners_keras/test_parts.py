@@ -60,6 +60,19 @@ def test_probabilities_where_the_loss_expects_scores_are_refused() -> None:
         make_learner(_softmax)
 
 
+@pytest.mark.parametrize(
+    ("make", "hooks", "message"),
+    [
+        (one_output, {}, r"SparseCategoricalCrossentropy cannot be computed for labels up to 2.*the shape \(1,\)"),
+        (None, {"keras_loss": lambda keras: "categorical_crossentropy"}, "categorical_crossentropy cannot be computed"),
+        (None, {"keras_metrics": lambda keras: ["AUC"]}, "AUC cannot be computed for labels up to 2"),
+    ],
+)
+def test_what_does_not_fit_the_model_and_the_labels_is_refused(make: Any, hooks: dict[str, Any], message: str) -> None:
+    with pytest.raises(JobError, match=message):
+        make_learner(make, **hooks)
+
+
 def test_metrics_of_shards_add_up_to_those_of_all_rows() -> None:
     def make(keras: Any) -> list[Any]:
         top2 = keras.metrics.SparseTopKCategoricalAccuracy(2, name="top2")
