@@ -19,7 +19,12 @@ def find_problems(job: Job, task: Task) -> list[str]:
     """Every problem with the job's model and data that shows without Ray, as sentences that name the key."""
     from raytrain_app import data
 
-    return [*framework_problems(job), *tracker_problems(job), *model_problems(job, task), *data.check(job, task)]
+    model = list(model_problems(job, task))
+    if not model and job.replica_workers > 1:
+        from raytrain_app.learners.footprint import cutting_problems
+
+        model = cutting_problems(job, task)
+    return [*framework_problems(job), *tracker_problems(job), *model, *data.check(job, task)]
 
 
 def framework_problems(job: Job) -> Iterator[str]:

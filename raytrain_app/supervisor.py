@@ -47,7 +47,7 @@ def wait_for_capacity(job: Job, tell: Callable[[str], None]) -> int:
     scaling, started_s, told = job.scaling, time.monotonic(), False
     while True:
         nodes = [node for node in living_nodes() if not node.draining]
-        places = min(scaling.workers.max, sum(room(node.resources, scaling.resources_per_worker) for node in nodes))
+        places = min(scaling.workers.max, _places(job, nodes))
         if places >= scaling.workers.min:
             return places
         lack = _lack(job, places, nodes)
@@ -107,7 +107,7 @@ class Supervisor:
             self._incarnation = mail.incarnation
             wait_for(self._membership.rearrange.remote(retire=sorted(self._retiring)))
         ensure_watchers(self._watchers, {str(pool.node_id) for pool in self._pools.values()}, self._metadata_host)
-        places = sum(room(node.resources, self._job.scaling.resources_per_worker) for node in nodes if not node.draining)
+        places = _places(self._job, [node for node in nodes if not node.draining])
         self._give_up_in_time(places, nodes, mail.workers)
         wish = most if places < most else 0
         if wish != self._asked:
@@ -151,7 +151,8 @@ class Supervisor:
                         raise ClusterError(f"Ray Train gave up on {self._failures} worker pools, the last time since: {reason}")
 
     def _decide(self, nodes: Sequence[Node], workers: Sequence[WorkerView], most: int) -> list[Decision]:
-        alive = frozenset(node.node_id for node in nodes)
+        """What to start and end, with replicas for units: most often those are single workers."""
+        unit, alive = self._job.replica_workers, frozenset(node.node_id for node in nodes)
         draining = {node.node_id: node.remaining_s for node in nodes if node.draining}
         settled = self._settling.settled(alive, time.monotonic())
         counts = Counter((worker.pool, worker.standing is Standing.PARKED) for worker in workers)
@@ -159,20 +160,25 @@ class Supervisor:
             PoolView(
                 number=pool.number,
                 node_id=str(pool.node_id),
-                size=pool.size,
-                present=counts[pool.number, False],
-                parked=counts[pool.number, True],
+                size=pool.size // unit,
+                present=counts[pool.number, False] // unit,
+                parked=counts[pool.number, True] // unit,
                 retiring=pool.number in self._retiring,
             )
             for pool in self._pools.values()
         ]
         per_worker = self._job.scaling.resources_per_worker
         rooms = {
-            node.node_id: room(node.resources, per_worker) - sum(view.size for view in views if view.node_id == node.node_id)
+            node.node_id: room(node.resources, per_worker) // unit
+            - sum(view.size for view in views if view.node_id == node.node_id)
             for node in nodes
             if node.node_id in settled and not node.draining
         }
-        return decide(most, views, rooms, alive, draining)
+        decisions = decide(most // unit, views, rooms, alive, draining)
+        if unit == 1:
+            return decisions
+        # A pool holds one replica, so several to start are several pools.
+        return [part for decision in decisions for part in _replicas(decision, unit)]
 
     def _act(self, decision: Decision, workers: Sequence[WorkerView]) -> None:
         def of_pool(pool: int, *standings: Standing) -> list[str]:
@@ -196,12 +202,23 @@ class Supervisor:
             wait_for(rearrange(unpark=of_pool(decision.pool, Standing.PARKED)[: decision.count]))
 
 
+def _places(job: Job, nodes: Sequence[Node]) -> int:
+    """Workers that nodes have room for; those of a replica are on one node."""
+    unit = job.replica_workers
+    return sum(room(node.resources, job.scaling.resources_per_worker) // unit * unit for node in nodes)
+
+
+def _replicas(decision: Decision, unit: int) -> Sequence[Decision]:
+    return [Start(decision.node_id, unit)] * decision.size if isinstance(decision, Start) else [decision]
+
+
 def _lack(job: Job, places: int, nodes: Sequence[Node]) -> str:
     per_worker = {name: amount for name, amount in job.scaling.resources_per_worker.items() if amount}
     needed = ", ".join(f"{name}: {amount:g}" for name, amount in per_worker.items())
+    alike = f", with the {job.replica_workers} of each replica on one node" if job.replica_workers > 1 else ""
     total = ", ".join(f"{name}: {sum(node.resources.get(name, 0.0) for node in nodes):g}" for name in per_worker)
     return (
         f"the job needs {job.scaling.workers.min} worker{'s' if job.scaling.workers.min > 1 else ''} of {{{needed}}}, "
-        f"and the cluster has room for {places}: "
+        f"and the cluster has room for {places}{alike}: "
         f"{len(nodes)} node{'s' if len(nodes) != 1 else ''} with {{{total}}} in all"
     )

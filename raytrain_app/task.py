@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     import tensorflow as tf
     import torch
 
-BUILT_IN = {"mnist": "raytrain_app.tasks.mnist:TASK", "synthetic": "raytrain_app.tasks.synthetic:TASK"}
+BUILT_IN = {name: f"raytrain_app.tasks.{name}:TASK" for name in ("mnist", "synthetic", "tiny_gpt")}
 
 
 class ModelOptions(BaseModel):
@@ -69,6 +69,24 @@ class Pictures:
     ink: int | None = None
 
 
+@dataclass(frozen=True)
+class Cut:
+    """How a PyTorch model can be cut over the workers of `strategy: model_parallel`. Modules are named as in the model.
+
+    Attributes:
+        chain: modules that `forward` calls one after the other, each with what the one before returned; a ModuleList stands
+            for its members. Needed for `pipeline`.
+        columns: patterns of the names of linear layers whose outputs are divided under `tensor`.
+        rows: patterns of those whose inputs are divided, and which add up what the workers have; each comes after `columns`.
+        heads: a number that `tensor` must divide, such as attention heads.
+    """
+
+    chain: tuple[str, ...] = ()
+    columns: tuple[str, ...] = ()
+    rows: tuple[str, ...] = ()
+    heads: int | None = None
+
+
 Rows = tuple[np.ndarray, np.ndarray]
 
 
@@ -97,6 +115,10 @@ class Task:
             {"train": (x, y), "test": (x, y)} with x of shape (rows, *columns.shape) and y int64 of shape (rows,), or
             None when `source` names something to be read.
         """
+        return None
+
+    def least_loss(self, rows: Rows) -> float | None:
+        """The loss that the best possible model has on rows as `generate` makes them; None where it is not known."""
         return None
 
     def prepare(self, batch: Mapping[str, np.ndarray]) -> Mapping[str, np.ndarray]:
@@ -128,24 +150,35 @@ class Task:
             f"task {type(self).__name__} has no PyTorch models; it must define torch_model to train with framework: torch"
         )
 
+    def torch_cut(self, name: str, options: Any) -> Cut:
+        """How model `name` can be cut; the default fits every model, and allows `fsdp` alone."""
+        return Cut()
+
     def torch_inputs(self, x: torch.Tensor) -> torch.Tensor:
         """Turns stored rows (batch, *shape) on the device into what the model takes: uint8 becomes float32 in [0, 1]."""
         import torch
 
         return x.to(torch.float32) / 255.0 if x.dtype == torch.uint8 else x
 
+    def torch_targets(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        """What the outputs are compared with, from stored rows x (batch, *shape) and labels y (batch,): the labels.
+
+        A model of sequences overrides it, as its targets are in the rows themselves.
+        """
+        return y
+
     def torch_augment(self, x: torch.Tensor) -> torch.Tensor:
         """Changes training inputs at random; torch's, numpy's and Python's generators are seeded per shard before."""
         return x
 
     def torch_loss(self, outputs: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-        """Sum (not mean) of the losses of a batch, a scalar."""
+        """Sum (not mean) of the losses of the rows of a batch, a scalar; `y` is what `torch_targets` returned."""
         import torch
 
         return torch.nn.functional.cross_entropy(outputs, y, reduction="sum")
 
     def torch_correct(self, outputs: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-        """Number of rows predicted correctly, a scalar."""
+        """Number of rows predicted correctly, a scalar; a row with several predictions counts by the share that is right."""
         return (outputs.argmax(dim=1) == y).sum()
 
     def keras_model(self, keras: Any, name: str, options: Any) -> Any:

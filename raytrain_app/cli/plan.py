@@ -38,13 +38,19 @@ def _rows(job: Job, task: Task) -> Iterator[tuple[str, str]]:
     yield "run", job.name
     yield "task", f"{job.task}, {job.framework}"
     yield "model", job.model.name + options
-    counts = _row_counts(job, task)
+    generated = task.generate(job.data.source or task.default_source)
+    counts = None if generated is None else {split: len(y) for split, (_, y) in generated.items()}
     yield "data", job.data.source or task.default_source
     yield "rows", _row_text(job, counts)
+    if generated is not None and (least := task.least_loss(generated["train"])) is not None:
+        yield "best loss", f"{least:.4f}: no model can do better on such rows"
     yield "steps", _step_text(job, counts)
     yield "optimizer", _optimizer_text(job)
-    yield "shards", f"{job.num_shards} to a batch, so up to {job.num_shards} workers; reduction {job.train.reduction}"
+    sharing = job.num_shards * job.replica_workers
+    yield "shards", f"{job.num_shards} to a batch, so up to {sharing} workers; reduction {job.train.reduction}"
     yield "workers", f"{job.scaling.workers}, each with {_resources(job.scaling.resources_per_worker)}"
+    if job.replica_workers > 1:
+        yield from _parts_rows(job, task)
     yield "cluster", _cluster_text(job)
     if isinstance(job.strategy, AllReduce) and job.strategy.tf_distribute:
         yield "group", f"tf.distribute {job.strategy.tf_distribute}; it starts anew when a worker is lost, comes or goes"
@@ -54,10 +60,28 @@ def _rows(job: Job, task: Task) -> Iterator[tuple[str, str]]:
     )
 
 
-def _row_counts(job: Job, task: Task) -> Mapping[str, int] | None:
-    """Rows of each split, where the task makes them itself; a file's rows are counted when it is read."""
-    generated = task.generate(job.data.source or task.default_source)
-    return None if generated is None else {split: len(y) for split, (_, y) in generated.items()}
+def _parts_rows(job: Job, task: Task) -> Iterator[tuple[str, str]]:
+    from raytrain_app.learners.footprint import footprint
+
+    ways = {way: getattr(job.strategy, way) for way in ("fsdp", "tensor", "pipeline")}
+    cut = " x ".join(f"{way} {count}" for way, count in ways.items() if count > 1)
+    least, most = (count // job.replica_workers for count in (job.scaling.workers.min, job.scaling.workers.max))
+    replicas = f"{least}" if least == most else f"{least}..{most}"
+    yield "replicas", f"{replicas}, each of {job.replica_workers} workers on one node: {cut}"
+    need = footprint(job, task)
+    sizes = f"parameters {_bytes(need.parameters)}, gradients as much, optimizer {_bytes(need.optimizer)}"
+    yield "memory", f"up to {_bytes(need.total)} a worker: {sizes}, activations {_bytes(need.activations)}"
+    given = job.scaling.resources_per_worker.get("memory", 0.0)
+    if 0 < given < need.total:
+        yield "warning", f"resources_per_worker.memory is {_bytes(int(given))}, so the model will not fit; cut it further"
+
+
+def _bytes(count: int) -> str:
+    size, unit = float(count), "B"
+    for larger in ("KiB", "MiB", "GiB", "TiB"):
+        if size >= 1024:
+            size, unit = size / 1024, larger
+    return f"{size:.3g} {unit}"
 
 
 def _row_text(job: Job, counts: Mapping[str, int] | None) -> str:

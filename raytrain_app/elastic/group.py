@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import datetime
 import ipaddress
+import math
 import os
 import socket
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from typing import Any
 
@@ -14,6 +15,7 @@ import psutil
 import torch
 import torch.distributed as dist
 from torch.distributed import PrefixStore, TCPStore  # type: ignore[attr-defined]
+from torch.distributed.device_mesh import DeviceMesh
 
 from raytrain_app.elastic.roster import Generation
 from raytrain_app.errors import ClusterError
@@ -32,6 +34,17 @@ def collective() -> Iterator[None]:
         raise PeerLost(str(error)) from error
 
 
+@contextmanager
+def peers_needed() -> Iterator[None]:
+    """The same for a model that is spread over workers: the errors of its collectives come out of forward and backward."""
+    try:
+        yield
+    except RuntimeError as error:
+        if isinstance(error, dist.DistError) or "gloo" in str(error):  # whose errors all name their place in its source
+            raise PeerLost(str(error)) from error
+        raise
+
+
 class Rendezvous:
     """A worker's store, opened once and kept; the members of a generation connect through that of their leader.
 
@@ -48,14 +61,31 @@ class Group:
     """torch.distributed's default process group, for one generation; gloo carries CPU tensors, NCCL those on GPUs.
 
     Every member makes it, connects, and closes it before it makes the next.
+
+    Attributes:
+        replica, num_replicas: which replica this member holds, or a part of, and of how many.
+        place, peers: which part of it, and of how many.
+        counterparts: the members that hold the same part of a replica, in the order of the replicas; None is all members.
+        mates: the members that hold this member's replica together, by place; None is this member alone.
+        mesh: with parts, the members by replica and by part each way.
     """
 
-    def __init__(self, generation: Generation, timeout_s: float, device: torch.device) -> None:
-        """`timeout_s` bounds each collective; a dead peer shows at once, it is for those that hang."""
-        self.generation, self._timeout_s = generation, timeout_s
+    def __init__(
+        self, generation: Generation, timeout_s: float, device: torch.device, parts: Mapping[str, int] | None = None
+    ) -> None:
+        """`timeout_s` bounds each collective; a dead peer shows at once, it is for those that hang.
+
+        `parts` says into how many parts a replica is cut each way, by name; None where each member holds a whole one.
+        """
+        self.generation, self._timeout_s, self._parts = generation, timeout_s, parts
         self._before: set[Any] = set()
         self._connections: set[Any] | None = set()  # None is all that were not there before, while it connects
         self.rank, self.world_size, self.device = generation.rank, generation.world_size, device
+        peers = math.prod(parts.values()) if parts is not None else 1
+        self.replica, self.num_replicas = self.rank // peers, self.world_size // peers
+        self.place, self.peers = self.rank % peers, peers
+        self.counterparts: dist.ProcessGroup | None = None
+        self.mates: dist.ProcessGroup | None = None
 
     def connect(self, timeout_s: float) -> None:
         """Connects all members.
@@ -79,7 +109,31 @@ class Group:
                 timeout=limit,
             )
             dist.distributed_c10d._set_pg_timeout(_seconds(self._timeout_s))
+            if self._parts is not None:
+                self._connect_parts(self._parts, limit)
         self._connections = _connections() - self._before
+
+    def _connect_parts(self, parts: Mapping[str, int], limit: datetime.timedelta) -> None:
+        ranks = torch.arange(self.world_size).view(self.num_replicas, *parts.values())
+        groups = [self._own_group(ranks.movedim(axis, -1).reshape(-1, size), limit) for axis, size in enumerate(ranks.shape)]
+        self.mesh = DeviceMesh.from_group(groups, self.device.type, mesh=ranks, mesh_dim_names=("replica", *parts))
+        self.counterparts = groups[0]
+        self.mates = self._own_group(ranks.view(self.num_replicas, self.peers), limit)
+
+    def _own_group(self, rows: torch.Tensor, limit: datetime.timedelta) -> dist.ProcessGroup:
+        """Makes a group of each row of ranks, and returns the one that this member is in."""
+        groups = [dist.new_group(row, timeout=limit) for row in rows.tolist()]
+        mine: dist.ProcessGroup = next(group for row, group in zip(rows.tolist(), groups, strict=True) if self.rank in row)
+        dist.distributed_c10d._set_pg_timeout(_seconds(self._timeout_s), mine)
+        return mine
+
+    def share(self, values: Sequence[float]) -> torch.Tensor:
+        """All members' values, float64 (members, values), by rank."""
+        mine = torch.tensor(values, dtype=torch.float64, device=self.device)
+        shared = torch.empty(self.world_size * len(values), dtype=torch.float64, device=self.device)
+        with collective():
+            dist.all_gather_single(shared, mine)
+        return shared.view(self.world_size, len(values)).cpu()
 
     def break_off(self) -> None:
         """Makes `connect` or the collective under way fail. For another thread, once a member is known to be lost.
@@ -105,23 +159,28 @@ class Group:
 
     def broadcast_bytes(self, data: bytes | None) -> bytes:
         """Sends the leader's `data` to all members and returns it; only rank 0 passes it."""
-        size = torch.tensor([len(data) if data is not None else 0], dtype=torch.int64)
-        with collective():
-            dist.broadcast(size, 0)
-        buffer = (
-            torch.empty(int(size), dtype=torch.uint8) if data is None else torch.frombuffer(bytearray(data), dtype=torch.uint8)
-        )
-        with collective():
-            dist.broadcast(buffer, 0)
-        return buffer.numpy().tobytes() if data is None else data
+        return broadcast_bytes(data, 0)
 
     def close(self) -> None:
         """Leaves the group. Peers that still wait for this member get an error at once."""
+        if self._parts is not None:  # a model in parts holds on to its groups, which would keep their connections open
+            self.break_off()
         self._connections = set()
         if dist.is_initialized():
             # A group with a dead member may complain while it goes; it is gone all the same.
             with suppress(RuntimeError):
                 dist.destroy_process_group()
+
+
+def broadcast_bytes(data: bytes | None, source: int, group: dist.ProcessGroup | None = None) -> bytes:
+    """Sends the `data` of rank `source` to all members of a group, by default of all, and returns it."""
+    size = torch.tensor([len(data) if data is not None else 0], dtype=torch.int64)
+    with collective():
+        dist.broadcast(size, source, group)
+    buffer = torch.empty(int(size), dtype=torch.uint8) if data is None else torch.frombuffer(bytearray(data), dtype=torch.uint8)
+    with collective():
+        dist.broadcast(buffer, source, group)
+    return buffer.numpy().tobytes() if data is None else data
 
 
 def choose_interface(node_ip: str) -> str:

@@ -33,7 +33,7 @@ class Progress:
     epoch: int = 0
     samples: int = 0
     loss_sum: float = 0.0
-    correct: int = 0
+    correct: float = 0
     rows: int = 0
     extra: list[float] = field(default_factory=list)
     metrics: Metrics = field(default_factory=dict)
@@ -53,7 +53,7 @@ class Progress:
     def from_json(cls, values: Mapping[str, Any]) -> Progress:
         return cls(**values)
 
-    def add_step(self, loss: float, correct: int, rows: int, extra: Sequence[float] = ()) -> None:
+    def add_step(self, loss: float, correct: float, rows: int, extra: Sequence[float] = ()) -> None:
         """A step with these totals has been applied."""
         self.step += 1
         self.samples += rows

@@ -83,7 +83,7 @@ class Total:
     mean: torch.Tensor
     counters: torch.Tensor
     loss: float
-    correct: int
+    correct: float
     flags: list[int]
     rows: list[int] = field(default_factory=list)
     extra: list[float] = field(default_factory=list)
@@ -92,8 +92,18 @@ class Total:
 class Reducer:
     """Adds the shards of one generation's workers. Every rank makes the same calls in the same order."""
 
-    def __init__(self, rank: int, world_size: int, num_shards: int, layout: Layout, num_flags: int, device: torch.device) -> None:
-        self.rank, self.world_size, self.layout, self.device = rank, world_size, layout, device
+    def __init__(
+        self,
+        rank: int,
+        world_size: int,
+        num_shards: int,
+        layout: Layout,
+        num_flags: int,
+        device: torch.device,
+        group: dist.ProcessGroup | None = None,
+    ) -> None:
+        """`rank` and `world_size` are those of `group`, by default of all."""
+        self.rank, self.world_size, self.layout, self.device, self._group = rank, world_size, layout, device, group
         self.root: Node = (0, num_shards)
         self.covers = [cover(owned_shards(r, world_size, num_shards), self.root) for r in range(world_size)]
         self.num_flags = num_flags
@@ -237,7 +247,7 @@ class Reducer:
     def exchange(self, received: torch.Tensor, sent: torch.Tensor, sizes: list[int]) -> None:
         """Sends each row of `sent` to one worker, and receives from all, `sizes` elements each."""
         with collective():
-            dist.all_to_all_single(received, sent.view(-1), sizes, [sizes[self.rank]] * self.world_size)
+            dist.all_to_all_single(received, sent.view(-1), sizes, [sizes[self.rank]] * self.world_size, group=self._group)
 
     def _two_rounds_cost_more(self) -> bool:
         """Whether each worker is to get and sum everything, instead of a slice which it then sends to all."""
@@ -265,7 +275,7 @@ class Reducer:
     def _total(self, counters: torch.Tensor, scores: torch.Tensor, flags: torch.Tensor, rows: list[int]) -> Total:
         loss, correct, *extra = scores.tolist()
         mean = self._gathered[: self.layout.size]
-        return Total(mean, counters.to(torch.int64), loss, round(correct), list(map(int, flags.tolist())), rows, extra)
+        return Total(mean, counters.to(torch.int64), loss, correct, list(map(int, flags.tolist())), rows, extra)
 
 
 @dataclass

@@ -31,6 +31,8 @@ class WorkerInfo:
         handle: Ray's handle of the actor it runs in.
         started_time_s: when it began, seconds since the epoch.
         kind: what it computes on (CPU or GPU model, capability, library versions).
+        peers: workers that hold a replica together, itself among them; its pool are all of them.
+        place: which part of the replica it holds, from 0.
     """
 
     worker_id: str
@@ -42,6 +44,8 @@ class WorkerInfo:
     handle: Any = field(compare=False)
     started_time_s: float = 0.0
     kind: dict[str, str] = field(default_factory=dict, compare=False)
+    peers: int = 1
+    place: int = 0
 
 
 @dataclass
@@ -71,7 +75,8 @@ class Generation:
 
     Attributes:
         number: counts up from 1.
-        rank: this worker's rank; rank 0 leads: it has the highest clock and its state goes to those behind.
+        rank: this worker's rank; rank 0 leads: it has the highest clock and its state goes to those behind. Workers that
+            hold a replica together have consecutive ranks, in the order of their places.
         members: worker ids by rank.
         host, port: where the leader's rendezvous store listens.
         leader_clock: clock of the leader; -1 when no member has state, so the leader must restore or start afresh.
@@ -168,21 +173,31 @@ class Roster:
 
     def newcomers(self) -> bool:
         """Whether a worker waits that the current generation does not know of."""
-        return any(worker.info.worker_id not in self.members for worker in self.standing(Standing.WAITING))
+        return any(worker.info.worker_id not in self.members for worker in self.ready())
 
     def missing(self) -> list[Worker]:
         """Members of the current generation that have not come for the next one."""
         return self.standing(Standing.ACTIVE)
 
+    def ready(self) -> list[Worker]:
+        """Workers that wait, and whose replica is whole: one after the other, those furthest first, then by age."""
+        replicas: dict[Any, list[Worker]] = {}
+        for worker in self.standing(Standing.WAITING):
+            replicas.setdefault(worker.info.pool if worker.info.peers > 1 else worker.info.worker_id, []).append(worker)
+        whole = [
+            sorted(replica, key=lambda w: w.info.place) for replica in replicas.values() if len(replica) == replica[0].info.peers
+        ]
+        whole.sort(key=lambda replica: (-min(w.clock for w in replica), min(w.joined for w in replica)))
+        return [worker for replica in whole for worker in replica]
+
     def can_form(self) -> bool:
         """The next generation forms when nobody of the last one is missing, and the first when all expected are there."""
-        waiting = self.standing(Standing.WAITING)
-        enough = len(waiting) >= (self.initial if self.generation == 0 else 1)
+        enough = len(self.ready()) >= (self.initial if self.generation == 0 else 1)
         return enough and not self.missing()
 
     def form(self, recorded: int) -> dict[str, Generation]:
-        """Makes the next generation of all that wait: the furthest first, then by age; returns each worker's view."""
-        order = sorted(self.standing(Standing.WAITING), key=lambda w: (-w.clock, w.joined))
+        """Makes the next generation of all that are ready, and returns each worker's view."""
+        order = self.ready()
         leader = order[0]
         self.generation += 1
         self.members = tuple(worker.info.worker_id for worker in order)

@@ -154,14 +154,14 @@ def record(trained: Trained, split: str, source: str, num_rows: int, total: Scor
         precision, recall and f1 of each (null where there is nothing to divide by); `confusion[true][predicted]`, null for
         more than `MOST_CLASSES` classes; `mistakes`, the worst first, each with its image where rows are images.
     """
-    loss, correct = float(total.scores[0]), round(float(total.scores[1]))
+    loss, correct = (float(score) for score in total.scores[:2])
     values: dict[str, Any] = {
         "split": split,
         "source": source,
         "checkpoint": trained.checkpoint,
         "weights_sha256": trained.sha256,
         "rows": num_rows,
-        "correct": correct,
+        "correct": int(correct) if correct.is_integer() else correct,
         "loss": loss / num_rows,
         "accuracy": correct / num_rows,
         "metrics": trained.learner.metrics(total.scores[NUM_SCORES:].tolist()),

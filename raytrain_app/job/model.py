@@ -239,7 +239,17 @@ class ParameterServer(Section):
 
 
 class ModelParallel(Section):
-    """`strategy: {name: model_parallel}`; a replica is spread over fsdp x tensor x pipeline workers."""
+    """`strategy: {name: model_parallel}`; a replica is spread over fsdp x tensor x pipeline workers.
+
+    Attributes:
+        fsdp: workers that share out the rows of a shard, and keep only their part of parameters, gradients and optimizer
+            state between uses (fully sharded data parallelism).
+        tensor: workers that share out each of the task's linear layers.
+        pipeline: stages that the task's chain of modules is cut into.
+        microbatches: parts in which the rows go through the pipeline.
+        schedule: order of the microbatches' forward and backward passes.
+        activation_checkpointing: keep the inputs of each block alone, and compute it again for its backward pass.
+    """
 
     name: Literal["model_parallel"]
     fsdp: Count = 1
@@ -356,10 +366,16 @@ class Job(Section):
         return self
 
     @property
+    def replica_workers(self) -> int:
+        """Workers that hold a replica together."""
+        ways = self.strategy
+        return ways.fsdp * ways.tensor * ways.pipeline if isinstance(ways, ModelParallel) else 1
+
+    @property
     def num_shards(self) -> int:
-        """Virtual shards of a global batch, with "auto" resolved."""
+        """Virtual shards of a global batch, with "auto" resolved: one for each replica that there may be."""
         shards = self.train.virtual_shards
-        return self.scaling.workers.max if shards == "auto" else shards
+        return -(-self.scaling.workers.max // self.replica_workers) if shards == "auto" else shards
 
     @property
     def uses_tf_distribute(self) -> bool:
@@ -370,12 +386,12 @@ class Job(Section):
     def most_workers(self) -> int:
         """Workers that can be at work at a time: those of parameter servers need not share a batch."""
         free = isinstance(self.strategy, ParameterServer) and self.strategy.sync != "bulk"
-        return 2**31 - 1 if free else self.num_shards
+        return 2**31 - 1 if free else self.num_shards * self.replica_workers
 
     @property
     def same_bits(self) -> bool:
         """Whether the result has the same bits for any number of workers, and whatever happens to them."""
-        return self.train.reduction == "exact" and self.most_workers == self.num_shards
+        return self.train.reduction == "exact" and self.most_workers < 2**31 - 1
 
     def to_yaml(self) -> str:
         """The job with every default written out; `load_job` reads it back to an equal job."""

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 # Part of the job file, but not built yet: refused by name rather than ignored.
 NOT_AVAILABLE_YET: dict[str, tuple[str, ...]] = {
-    "strategy.name": ("model_parallel",),
+    "strategy.schedule": ("interleaved",),
 }
 
 
@@ -33,6 +33,7 @@ def broken_rules(job: Job) -> Iterator[BrokenRule]:
     yield from _devices(job)
     yield from _frameworks(job)
     yield from _parameter_server(job)
+    yield from _model_parallel(job)
 
 
 def value_at(job: Any, path: str) -> Any:
@@ -51,13 +52,14 @@ def _not_available_yet(job: Job) -> Iterator[BrokenRule]:
 def _sizes(job: Job) -> Iterator[BrokenRule]:
     shards, workers, batch = job.num_shards, job.scaling.workers, job.train.global_batch_size
     if workers.max > job.most_workers:
+        least = -(-workers.max // job.replica_workers)
         yield BrokenRule(
             "scaling.workers",
             f"found {workers}, but train.virtual_shards is {shards} and a worker without a shard has nothing to do; "
-            f"expected at most {shards} workers, or virtual_shards of at least {workers.max}",
+            f"expected at most {job.most_workers} workers, or virtual_shards of at least {least}",
             ("train.virtual_shards",),
         )
-    if job.most_workers == shards and batch < shards:
+    if job.most_workers == shards * job.replica_workers and batch < shards:
         yield BrokenRule(
             "train.global_batch_size",
             f"found {batch}; expected at least {shards}, one row for each virtual shard",
@@ -161,4 +163,43 @@ def _parameter_server(job: Job) -> Iterator[BrokenRule]:
             "train.reduction",
             "found fast, which is about all-reduce, but the strategy is parameter_server; expected exact",
             ("strategy.name",),
+        )
+
+
+def _model_parallel(job: Job) -> Iterator[BrokenRule]:
+    if job.strategy.name != "model_parallel":
+        return
+    if job.framework == "tensorflow":
+        yield BrokenRule(
+            "strategy.name",
+            "found model_parallel with framework: tensorflow, but only PyTorch's modules can be cut over workers; expected "
+            "framework: torch, or strategy: {name: allreduce}, where each worker holds the whole model",
+            ("framework",),
+        )
+    if job.train.reduction == "fast":
+        yield BrokenRule(
+            "train.reduction", "found fast, but replicas in parts are added up exactly alone; expected exact", ("strategy.name",)
+        )
+    peers, workers = job.replica_workers, job.scaling.workers
+    if peers == 1:
+        yield BrokenRule(
+            "strategy.fsdp",
+            "found 1, and tensor and pipeline are 1 too, so each worker would hold the whole model; expected 2 or more for "
+            "one of them, or strategy: {name: allreduce}",
+            ("strategy.tensor", "strategy.pipeline"),
+        )
+    if workers.min % peers or workers.max % peers:
+        yield BrokenRule(
+            "scaling.workers",
+            f"found {workers}, but fsdp x tensor x pipeline = {peers} workers hold a replica together; "
+            f"expected multiples of {peers}",
+            ("strategy.fsdp", "strategy.tensor", "strategy.pipeline"),
+        )
+    microbatches, stages = value_at(job, "strategy.microbatches"), value_at(job, "strategy.pipeline")
+    if (stages > 1 and microbatches < stages) or (stages == 1 and microbatches > 1):
+        yield BrokenRule(
+            "strategy.microbatches",
+            f"found {microbatches} for a pipeline of {stages} stages; expected "
+            + ("at least as many, so that all stages have work" if stages > 1 else "1, since nothing goes through a pipeline"),
+            ("strategy.pipeline",),
         )

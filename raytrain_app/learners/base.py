@@ -13,8 +13,8 @@ from raytrain_app.learners.callbacks import Callbacks
 from raytrain_app.state import TrainState
 
 
-class Learner(Protocol):
-    """One replica of the model with its optimizer.
+class Part(Protocol):
+    """One replica of the model with its optimizer, or what a worker has of one that is spread over several.
 
     Whatever it computes depends on its arguments and its state alone, never on the worker: same rows, same bits.
 
@@ -56,10 +56,6 @@ class Learner(Protocol):
         """The task's own metrics by name, from what their scores have added up to."""
         ...
 
-    def outputs(self, x: np.ndarray) -> np.ndarray:
-        """What the model puts out for rows x (rows, *shape) in evaluation mode: float32, (rows, ...), on the host."""
-        ...
-
     def state(self) -> TrainState:
         """A copy of the replica on the host, without progress."""
         ...
@@ -74,6 +70,14 @@ class Learner(Protocol):
 
     def export(self) -> bytes:
         """Content of `own_file`: the model with its weights."""
+        ...
+
+
+class Learner(Part, Protocol):
+    """A learner that has the whole model in its process."""
+
+    def outputs(self, x: np.ndarray) -> np.ndarray:
+        """What the model puts out for rows x (rows, *shape) in evaluation mode: float32, (rows, ...), on the host."""
         ...
 
     def flat(self) -> tuple[torch.Tensor, torch.Tensor]:

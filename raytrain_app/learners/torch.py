@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import os
-import random
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import cast
 
@@ -17,39 +15,11 @@ from torch.nn.parallel import DistributedDataParallel
 from raytrain_app.elastic.group import PeerLost, collective
 from raytrain_app.elastic.plan import shard_seed
 from raytrain_app.elastic.reduce import NUM_SCORES, Layout, Shard
-from raytrain_app.errors import JobError, StorageError
 from raytrain_app.job import Job
 from raytrain_app.learners.callbacks import Callbacks
+from raytrain_app.learners.torch_parts import check_slots, flat_dtype, make_optimizer, on_host, places, seed_generators
 from raytrain_app.state import Arrays, TrainState, check_names
 from raytrain_app.task import Task
-
-ALIGNMENT = 16
-"""Elements to which each parameter's place in the flat vectors is rounded up, so that kernels see aligned memory."""
-
-SLOTS: dict[type[torch.optim.Optimizer], set[str]] = {
-    torch.optim.SGD: {"momentum_buffer"},
-    torch.optim.Adam: {"step", "exp_avg", "exp_avg_sq"},
-    torch.optim.AdamW: {"step", "exp_avg", "exp_avg_sq"},
-}
-"""Names of each optimizer's state after its first step."""
-
-
-def prepare_process(job: Job) -> None:
-    """Sets torch to compute the same bits every time: deterministic kernels, and threads from the job, not the machine."""
-    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
-    torch.set_num_threads(job.train.threads)
-    torch.use_deterministic_algorithms(True)
-    torch.backends.cudnn.benchmark = False
-
-
-def seed_generators(seed: int, device: torch.device) -> None:
-    """Seeds torch, numpy and Python, which a task may use for dropout and augmentation."""
-    # Not torch.manual_seed, which where there is no GPU keeps a traceback for later: more work than a small model's forward.
-    torch.default_generator.manual_seed(seed)
-    if device.type == "cuda":
-        torch.cuda.manual_seed_all(seed)
-    np.random.seed(seed & 0xFFFFFFFF)  # noqa: NPY002 - a task may use it, knowingly or not
-    random.seed(seed)
 
 
 class TorchLearner:
@@ -73,8 +43,8 @@ class TorchLearner:
         buffers = list(_find_buffers(self.model))
         self._buffers = [buffer for buffer in buffers if buffer.value.is_floating_point()]
         self._counters = [buffer for buffer in buffers if _is_integer(buffer.value)]
-        dtype = _flat_dtype(self._parameters.values(), [buffer.value for buffer in self._buffers])
-        self._places, num_parameters = _places({name: p.shape for name, p in self._named.items()})
+        dtype = flat_dtype(self._parameters.values(), [buffer.value for buffer in self._buffers])
+        self._places, num_parameters = places({name: p.shape for name, p in self._named.items()})
         num_buffers = sum(buffer.value.numel() for buffer in self._buffers)
         num_counters = sum(buffer.value.numel() for buffer in self._counters)
         self.layout = Layout(num_parameters, num_buffers, num_counters, dtype)
@@ -84,7 +54,7 @@ class TorchLearner:
             view = self._weights.detach()[self._places[name]].view_as(parameter)
             parameter.data = view.copy_(parameter.data)
             parameter.grad = self._flat[self._places[name]].view_as(parameter)
-        self._optimizer = _optimizer(job, self._weights)
+        self._optimizer = make_optimizer(job, [self._weights])
         self._training: bool | None = None
         self._zero_counters = torch.zeros(num_counters, dtype=torch.int64, device=device)
         self._start = self._read(self._buffers), self._read(self._counters)
@@ -193,7 +163,8 @@ class TorchLearner:
         Always a copy: kernels round differently for memory that is aligned differently, and where a shard lies among its
         worker's rows depends on the number of workers.
         """
-        return self._task.torch_inputs(torch.tensor(x, device=self.device)), torch.tensor(y, device=self.device)
+        rows, labels = torch.tensor(x, device=self.device), torch.tensor(y, device=self.device)
+        return self._task.torch_inputs(rows), self._task.torch_targets(rows, labels)
 
     def metrics(self, extra: Sequence[float]) -> dict[str, float]:
         return {}
@@ -205,10 +176,10 @@ class TorchLearner:
         for slot, value in self._optimizer.state[self._weights].items():
             if value.numel() == self._weights.numel():
                 for name, place in self._places.items():
-                    optimizer[f"{slot}.{name}"] = _copy(value[place].view_as(self._named[name]))
+                    optimizer[f"{slot}.{name}"] = on_host(value[place].view_as(self._named[name]))
             else:
-                optimizer[slot] = _copy(value)
-        buffers = {buffer.name: _copy(buffer.value) for buffer in (*self._buffers, *self._counters)}
+                optimizer[slot] = on_host(value)
+        buffers = {buffer.name: on_host(buffer.value) for buffer in (*self._buffers, *self._counters)}
         return TrainState(self.weights(), buffers, optimizer)
 
     def load(self, state: TrainState) -> None:
@@ -236,16 +207,13 @@ class TorchLearner:
             slots[slot] = torch.zeros_like(self._weights.detach())
             for name, array in named.items():
                 slots[slot][self._places[name]] = torch.from_numpy(array.copy()).view(-1).to(self.device)
-        if slots and set(slots) != SLOTS[type(self._optimizer)]:
-            raise StorageError(
-                f"the saved optimizer state ({', '.join(slots)}) is of another optimizer; resume with the job that wrote it"
-            )
+        check_slots(slots, self._optimizer)
         self._optimizer.state.clear()
         if slots:
             self._optimizer.state[self._weights] = slots
 
     def weights(self) -> Arrays:
-        return {name: _copy(parameter) for name, parameter in self._parameters.items()}
+        return {name: on_host(parameter) for name, parameter in self._parameters.items()}
 
     def export(self) -> bytes:
         raise NotImplementedError("own_file is None")
@@ -314,42 +282,5 @@ def _find_buffers(model: nn.Module) -> Iterator[_Buffer]:
                 yield _Buffer(f"{prefix}.{key}" if prefix else key, module, key)
 
 
-def _copy(tensor: torch.Tensor) -> np.ndarray:
-    """A copy on the host."""
-    return tensor.detach().cpu().numpy().copy()
-
-
 def _is_integer(tensor: torch.Tensor) -> bool:
     return not (tensor.is_floating_point() or tensor.is_complex() or tensor.dtype == torch.bool)
-
-
-def _flat_dtype(parameters: Iterable[torch.Tensor], buffers: Iterable[torch.Tensor]) -> torch.dtype:
-    dtypes = {parameter.dtype for parameter in parameters}
-    if not dtypes:
-        raise JobError("model: it has no parameters, so there is nothing to train")
-    if len(dtypes) > 1 or not dtypes <= {torch.float32, torch.float64}:
-        raise JobError(
-            f"model: its parameters have dtype {', '.join(sorted(map(str, dtypes)))}; expected float32 or float64 for all. "
-            "Keep the model in float32 and use train.precision: bf16 to compute in bfloat16"
-        )
-    dtype = dtypes.pop()
-    odd = [str(buffer.dtype) for buffer in buffers if buffer.dtype != dtype]
-    if odd:
-        raise JobError(f"model: a buffer has dtype {odd[0]}; expected {dtype}, as the parameters have")
-    return dtype
-
-
-def _places(shapes: dict[str, torch.Size]) -> tuple[dict[str, slice], int]:
-    """Each parameter's slice of the flat vector, and the vector's length."""
-    places, start = {}, 0
-    for name, shape in shapes.items():
-        places[name] = slice(start, start + shape.numel())
-        start += -(-shape.numel() // ALIGNMENT) * ALIGNMENT
-    return places, start
-
-
-def _optimizer(job: Job, weights: nn.Parameter) -> torch.optim.Optimizer:
-    """The job's optimizer on one flat parameter; all of them work element by element."""
-    options = job.optimizer.model_dump(exclude={"name", "schedule", "warmup_steps"})
-    kinds: dict[str, type[torch.optim.Optimizer]] = {"sgd": torch.optim.SGD, "adam": torch.optim.Adam, "adamw": torch.optim.AdamW}
-    return kinds[job.optimizer.name]([weights], **options)

@@ -42,7 +42,7 @@ class NoServices:
 
 def train_body(job: Job) -> Callable[[WorkerSpec], None]:
     """What each worker of the job's pools runs."""
-    return _parameter_server if job.strategy.name == "parameter_server" else _allreduce
+    return {"allreduce": _allreduce, "parameter_server": _parameter_server, "model_parallel": _model_parallel}[job.strategy.name]
 
 
 def membership_kind(job: Job) -> type[Membership]:
@@ -90,6 +90,13 @@ def _allreduce(spec: WorkerSpec) -> None:
 
 def _parameter_server(spec: WorkerSpec) -> None:
     from raytrain_app.strategies.parameter_server.worker import train
+    from raytrain_app.strategies.worker import run_worker
+
+    run_worker(spec, train)
+
+
+def _model_parallel(spec: WorkerSpec) -> None:
+    from raytrain_app.strategies.model_parallel import train
     from raytrain_app.strategies.worker import run_worker
 
     run_worker(spec, train)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import cast
 
@@ -47,10 +47,14 @@ def train(worker: Worker) -> None:
 class AllReduce:
     """One worker's training. Methods that reduce are called by all members of the generation, in the same order."""
 
+    _parts: Mapping[str, int] | None = None
+    """Into how many parts a replica is cut each way; None: each worker holds a whole one."""
+
     def __init__(self, worker: Worker) -> None:
         self.job, self.learner, self.link = worker.job, worker.learner, worker.link
         self._fast_learner = cast(FastLearner, worker.learner)
         self._worker = worker
+        self._leaving = False
         self._batches = Batches(self.job, worker.dataset.train)
         self._steps = self._batches.num_steps
         self._store = CheckpointStore(
@@ -60,7 +64,7 @@ class AllReduce:
             self.job.checkpoint.mode,
         )
         self._saver = Saver(self._store, self.link.event)
-        self._keeper = VaultKeeper(worker.vault) if worker.vault is not None else None
+        self._keeper = self._make_keeper()
         self._hooks = Hooks(worker.learner, self._steps)
         self.progress = Progress()
 
@@ -76,7 +80,7 @@ class AllReduce:
     def _go_through_generations(self) -> None:
         failures = 0
         while (generation := self.link.join()) is not None:
-            group = Group(generation, 2 * self.job.failure.heartbeat_s, self.learner.device)
+            group = Group(generation, 2 * self.job.failure.heartbeat_s, self.learner.device, self._parts)
             self.link.group = group
             try:
                 # A member that dies while all connect shows only by not coming; who is slow gets more time the next time.
@@ -95,7 +99,7 @@ class AllReduce:
         """Trains in one generation. True when this worker is done, False when another generation is to be formed."""
         self._take_over(group)
         self._group = group
-        self._shards = owned_shards(group.rank, group.world_size, self.job.num_shards)
+        self._shards = owned_shards(group.replica, group.num_replicas, self.job.num_shards)
         self._reducer = self._make_reducer(group, self.learner.layout)
         self._scorer = self._make_reducer(group, Layout(num_scores=self.learner.layout.num_scores))
         if self.job.train.reduction == "fast":
@@ -107,25 +111,28 @@ class AllReduce:
                 self._end_epoch()
                 continue
             self._hooks.epoch_begins(self.progress)
-            leaving = self.link.signals.leave
-            flags = self._step(leaving).flags
+            flags = self._step().flags
             if flags[STOP]:
                 self._finish("stopped")
                 return True
-            if group.rank == 0 and self._keeper is not None:
-                self._keeper.offer(self._snapshot)
+            if self._keeper is not None and self._snapshot_is_due():
+                self._keeper.send(self._snapshot)
             # The end of an epoch is checkpointed after its validation.
             if flags[CHECKPOINT] or (self.progress.step % self.job.checkpoint.every_steps == 0 and not self._at_epoch_end()):
                 self._checkpoint()
             if flags[LEAVE] or flags[JOIN]:
-                if leaving:
+                if self._leaving:
                     self._hand_over()
                 return False
         self._finish("early_stopped" if self.progress.stopped_early else "finished")
         return True
 
     def _make_reducer(self, group: Group, layout: Layout) -> Reducer:
-        return Reducer(group.rank, group.world_size, self.job.num_shards, layout, 4, self.learner.device)
+        shards, device = self.job.num_shards, self.learner.device
+        return Reducer(group.replica, group.num_replicas, shards, layout, 4, device, group.counterparts)
+
+    def _make_keeper(self) -> VaultKeeper | None:
+        return VaultKeeper(self._worker.vault) if self._worker.vault is not None else None
 
     def _take_over(self, group: Group) -> None:
         """Brings members that are behind to the leader's state; a leader without state restores the newest or starts."""
@@ -142,7 +149,8 @@ class AllReduce:
 
     def _restore(self) -> None:
         """Goes on from the vault's snapshot or the newest good checkpoint on storage, whichever is further."""
-        kept = self._keeper.newest() if self._keeper is not None else None
+        clock = self._keeper.newest() if self._keeper is not None else None
+        kept = self._keeper.get(clock) if self._keeper is not None and clock is not None else None
         if kept is not None and kept.progress["step"] >= max(self._store.steps(), default=0):
             self._load(kept)
             self._tell_resume("memory")
@@ -167,24 +175,35 @@ class AllReduce:
 
     def _hand_over(self) -> None:
         """Leaves; if all leave at once, the newest state is safe before they do."""
-        if self._group.rank == 0 and self._keeper is not None:
+        if self._group.replica == 0 and self._keeper is not None:
             self._keeper.put(self._snapshot())
         self.link.leave()
 
     # ---- steps ----
 
-    def _step(self, leaving: bool) -> Total:
-        """Takes one step on all workers. `leaving` tells the others that this one goes after it."""
+    def _step(self) -> Total:
+        """Takes one step on all workers."""
         if self.link.signals.abort:
             raise PeerLost("the run is over")
         signals, progress = self.link.signals, self.progress
+        self._leaving = signals.leave  # the others are told that this worker goes after the step
         batch = self._batches.read(progress.step, self._shards)
-        flags = [int(signals.join), int(leaving), int(signals.checkpoint), int(signals.stop)]
+        flags = [int(signals.join), int(self._leaving), int(signals.checkpoint), int(signals.stop)]
         # A batch too small to give every worker rows takes the exact way, which bears empty shards.
         filled = filled_shards(len(batch.rows), self.job.num_shards)
         fast = self.job.train.reduction == "fast" and filled == self.job.num_shards
         reduce = self._reduce_fast if fast else self._reduce_exact
         total = reduce(batch, flags, [int(row) for row in batch.mine] if self.job.audit else None)
+        self._commit(total, lambda: self._apply(total, len(batch.rows), fast))
+        return total
+
+    def _commit(self, total: Total, apply: Callable[[], None]) -> None:
+        """Ends a step or an epoch with what all workers have summed up in `total`."""
+        apply()
+
+    def _apply(self, total: Total, size: int, fast: bool) -> None:
+        """Takes over the step of a batch of `size` rows."""
+        progress = self.progress
         self._refuse_nan(total)
         self._hooks.batch_begins(progress.step)
         lr = self._learning_rate(progress.step)
@@ -192,13 +211,11 @@ class AllReduce:
             self._fast_learner.fast_apply(lr)
         else:
             self.learner.apply(total.mean, total.counters, lr)
-        size = len(batch.rows)
         progress.add_step(total.loss, total.correct, size, total.extra)
         metrics = {"loss": total.loss / size, "accuracy": total.correct / size}
         self._record("step", lr, metrics, total.rows)
         self._hooks.batch_ends(progress.step - 1, metrics, progress)
         self.link.stopwatch.switch("useful")
-        return total
 
     def _reduce_exact(self, batch: Batch, flags: list[int], told: list[int] | None) -> Total:
         progress, num_rows, num_shards = self.progress, len(batch.rows), self.job.num_shards
@@ -223,7 +240,7 @@ class AllReduce:
         loss, correct, *extra = vector[: len(scores)].tolist()
         nothing = torch.empty(0)
         asked = [int(total > 0) for total in vector[len(scores) :].tolist()]
-        return Total(nothing, nothing.long(), loss, round(correct), asked, rows, extra)
+        return Total(nothing, nothing.long(), loss, correct, asked, rows, extra)
 
     def _refuse_nan(self, total: Total) -> None:
         """Stops before a step that is not finite is applied, so that no replica and no checkpoint ever holds it."""
@@ -260,23 +277,29 @@ class AllReduce:
     def _end_epoch(self) -> None:
         """Validates, closes the epoch and checkpoints it."""
         validation = self._worker.dataset.validation
-        scores: Metrics = {}
-        if validation is not None:
+        if validation is None:
+            self._close_epoch({})
+        else:
             self._hooks.validation_begins()
-            metrics = self._evaluate(validation)
-            self._hooks.validation_ends(metrics)
-            scores = {f"val_{name}": value for name, value in metrics.items()}
-            if not np.isfinite(scores["val_loss"]):
-                raise TrainingError(
-                    f"the validation loss is not finite after epoch {self.progress.epoch + 1} ({scores}); "
-                    "lower optimizer.lr or check the data"
-                )
-        metrics = self.progress.end_epoch({**self.learner.metrics(self.progress.extra), **scores}, self.job)
-        self._record("epoch", self._learning_rate(self.progress.step - 1), metrics)
+            total = self._evaluate(validation)
+            self._commit(total, lambda: self._close_epoch(self._scores(total, validation)))
         try:
             self._hooks.epoch_ends(self.progress)
         finally:
-            self._checkpoint(metrics)
+            self._checkpoint(self.progress.metrics)
+
+    def _close_epoch(self, validated: Metrics) -> None:
+        """Closes the epoch with the metrics of the validation."""
+        if validated:
+            self._hooks.validation_ends(validated)
+        scores = {f"val_{name}": value for name, value in validated.items()}
+        if not np.isfinite(scores.get("val_loss", 0.0)):
+            raise TrainingError(
+                f"the validation loss is not finite after epoch {self.progress.epoch + 1} ({scores}); "
+                "lower optimizer.lr or check the data"
+            )
+        metrics = self.progress.end_epoch({**self.learner.metrics(self.progress.extra), **scores}, self.job)
+        self._record("epoch", self._learning_rate(self.progress.step - 1), metrics)
 
     def _learning_rate(self, step: int) -> float:
         if self._hooks.lr is not None:
@@ -284,7 +307,11 @@ class AllReduce:
         rule = self.job.optimizer
         return learning_rate(rule.schedule, rule.lr, step, self.job.train.epochs * self._steps, rule.warmup_steps)
 
-    def _evaluate(self, split: Split) -> Metrics:
+    def _scores(self, total: Total, split: Split) -> Metrics:
+        own = self.learner.metrics(total.extra)
+        return {"loss": total.loss / len(split), "accuracy": total.correct / len(split), **own}
+
+    def _evaluate(self, split: Split) -> Total:
         """Exact loss and accuracy over all rows of a split; each row counts once, and the bits do not depend on the workers."""
         if self.job.train.reduction == "fast":
             self._fast_learner.share_buffers()
@@ -298,11 +325,12 @@ class AllReduce:
                 scores += self.learner.evaluate(*reader.rows(ids[start : start + EVALUATION_ROWS]))
             return Shard(nothing, nothing.long(), scores)
 
-        total = self._scorer.reduce(shard, len(split), 1, [0, 0, 0, 0])
-        own = self.learner.metrics(total.extra)
-        return {"loss": total.loss / len(split), "accuracy": total.correct / len(split), **own}
+        return self._scorer.reduce(shard, len(split), 1, [0, 0, 0, 0])
 
     # ---- checkpoints and the end ----
+
+    def _snapshot_is_due(self) -> bool:
+        return self._group.rank == 0 and self._keeper is not None and self._keeper.due()
 
     def _checkpoint(self, metrics: Metrics | None = None) -> None:
         if self._group.rank == 0:
@@ -318,7 +346,10 @@ class AllReduce:
         else:
             self._hooks.training_ends(self.progress)
         test = self._worker.dataset.test
-        tested = self._evaluate(test) if test is not None and status != "stopped" else {}
+        tested: Metrics = {}
+        if test is not None and status != "stopped":
+            total = self._evaluate(test)
+            self._commit(total, lambda: tested.update(self._scores(total, test)))
         metrics = self.progress.metrics
         summary = {
             "status": status,

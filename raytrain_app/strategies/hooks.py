@@ -10,7 +10,7 @@ import torch.distributed as dist
 
 from raytrain_app.elastic.group import Group, collective
 from raytrain_app.elastic.progress import Metrics, Progress
-from raytrain_app.learners.base import Learner
+from raytrain_app.learners.base import Part
 from raytrain_app.state import TrainState, weights_sha256
 
 
@@ -26,7 +26,7 @@ class Hooks:
         steps: of an epoch.
     """
 
-    def __init__(self, learner: Learner, steps: int) -> None:
+    def __init__(self, learner: Part, steps: int) -> None:
         self._learner, self._callbacks, self._steps = learner, learner.callbacks, steps
 
     @property

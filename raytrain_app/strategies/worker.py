@@ -22,7 +22,7 @@ from raytrain_app.elastic.progress import Stopwatch
 from raytrain_app.elastic.roster import WorkerInfo
 from raytrain_app.errors import RaytrainError
 from raytrain_app.job import Job, job_from_dict
-from raytrain_app.learners.base import Learner
+from raytrain_app.learners.base import Learner, Part
 from raytrain_app.storage.rundir import require_shared
 from raytrain_app.task import Task, load_task
 
@@ -57,7 +57,7 @@ class Worker:
 
     job: Job
     task: Task
-    learner: Learner
+    learner: Part
     dataset: Dataset
     link: Link
     rendezvous: Rendezvous
@@ -82,14 +82,15 @@ def run_worker(spec: WorkerSpec, train: Callable[[Worker], None]) -> None:
     """Body of a pool's train function: builds the worker and hands it to the strategy's `train`."""
     stopwatch = Stopwatch()
     context = ray.train.get_context()
-    worker_id = f"{spec.pool}.{context.get_world_rank()}-{uuid.uuid4().hex[:6]}"
+    place = context.get_world_rank()
+    worker_id = f"{spec.pool}.{place}-{uuid.uuid4().hex[:6]}"
     with reporting(spec.membership, worker_id):
         job = job_from_dict(spec.job)
         # TensorFlow has a GPU to itself: its gradients are summed on the host.
         on_gpu = job.scaling.uses_gpu and job.framework == "torch"
         device = torch.device("cuda", torch.cuda.current_device()) if on_gpu else torch.device("cpu")
         require_shared(spec.directory)
-        worker = _build(spec, job, worker_id, device, stopwatch)
+        worker = _build(spec, job, worker_id, place, device, stopwatch)
         try:
             train(worker)
         finally:
@@ -97,7 +98,7 @@ def run_worker(spec: WorkerSpec, train: Callable[[Worker], None]) -> None:
             worker.link.close()
 
 
-def _build(spec: WorkerSpec, job: Job, worker_id: str, device: torch.device, stopwatch: Stopwatch) -> Worker:
+def _build(spec: WorkerSpec, job: Job, worker_id: str, place: int, device: torch.device, stopwatch: Stopwatch) -> Worker:
     import os
 
     host = ray.util.get_node_ip_address()
@@ -117,19 +118,21 @@ def _build(spec: WorkerSpec, job: Job, worker_id: str, device: torch.device, sto
         handle=context.current_actor,
         started_time_s=stopwatch.started_time_s,
         kind=_kind(job, device),
+        peers=job.replica_workers,
+        place=place if job.replica_workers > 1 else 0,
     )
     link = Link(spec.membership, info, stopwatch)
     task = load_task(job.task, job.data.classes)
-    learner = build_learner(job, task, device, spec.directory)
+    learner = build_part(job, task, device) if job.replica_workers > 1 else build_learner(job, task, device, spec.directory)
     dataset = ray.get(spec.dataset[0])
     return Worker(job, task, learner, dataset, link, rendezvous, device, spec.directory, spec.vault)
 
 
 def prepare_process(job: Job) -> None:
     """Sets up the job's framework, before the task's module is imported: it may use the framework at once."""
-    from raytrain_app.learners import torch as torch_learner
+    from raytrain_app.learners import torch_parts
 
-    torch_learner.prepare_process(job)
+    torch_parts.prepare_process(job)
     if job.framework == "tensorflow":
         from raytrain_app.learners import tensorflow_process
 
@@ -156,6 +159,13 @@ def build_learner(job: Job, task: Task, device: torch.device, directory: str | N
     from raytrain_app.learners.torch import TorchLearner
 
     return TorchLearner(job, task, device)
+
+
+def build_part(job: Job, task: Task, device: torch.device) -> Part:
+    """The learner of a worker that holds a part of a replica."""
+    from raytrain_app.learners.sharded import ShardedLearner
+
+    return ShardedLearner(job, task, device)
 
 
 def _kind(job: Job, device: torch.device) -> dict[str, str]:

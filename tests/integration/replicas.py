@@ -22,7 +22,7 @@ from raytrain_app.elastic.progress import Stopwatch
 from raytrain_app.job import Job
 from raytrain_app.storage.checkpoints import CheckpointStore
 from raytrain_app.storage.folder import Folder
-from raytrain_app.strategies.allreduce import AllReduce
+from raytrain_app.strategies import allreduce, model_parallel
 from raytrain_app.strategies.worker import WorkerSpec, _build, reporting
 from raytrain_app.task import load_task
 
@@ -36,11 +36,12 @@ class Replica:
     def train(self, spec: WorkerSpec, rank: int) -> None:
         """What a worker of a pool does."""
         job = Job.model_validate(spec.job)
-        worker_id = f"0.{rank}-{uuid.uuid4().hex[:6]}"
+        worker_id = f"{spec.pool}.{rank}-{uuid.uuid4().hex[:6]}"
         with reporting(spec.membership, worker_id):
-            worker = _build(spec, job, worker_id, torch.device("cpu"), Stopwatch())
+            worker = _build(spec, job, worker_id, rank, torch.device("cpu"), Stopwatch())
             try:
-                AllReduce(worker).run()
+                train = model_parallel.train if job.replica_workers > 1 else allreduce.train
+                train(worker)
             finally:
                 worker.link.deliver()
                 worker.link.close()
@@ -112,7 +113,11 @@ class Replicas:
         outcome = Outcome(directory or self._folder / uuid.uuid4().hex[:8])
         membership: Any = ray.remote(Membership).options(num_cpus=0, max_concurrency=100).remote(workers, 0, 30.0)
         spec = WorkerSpec(job.model_dump(mode="json"), [ray.put(dataset)], membership, None, str(outcome.directory), 0)
-        ends = [actor.train.remote(spec, rank) for rank, actor in enumerate(self._actors[:workers])]
+        size = job.replica_workers if job.replica_workers > 1 else workers  # of a pool
+        ends = [
+            actor.train.remote(dataclasses.replace(spec, pool=number // size), number % size)
+            for number, actor in enumerate(self._actors[:workers])
+        ]
         deadline_s = time.monotonic() + LIMIT_S
         while not outcome.summaries and outcome.failure is None:
             assert time.monotonic() < deadline_s, "the run does not end"

@@ -177,6 +177,24 @@ ONE_PROBLEM = [
     ({"strategy": {"name": "allreduce", "servers": 2}}, "strategy.servers: unknown key; it belongs to strategy parameter_server"),
     ({"scaling": {"workers": 4}, "train": {"virtual_shards": 2}}, "scaling.workers: found 4, but train.virtual_shards is 2"),
     ({"scaling": {"workers": 4}, "train": {"global_batch_size": 3}}, "train.global_batch_size: found 3; expected at least 4"),
+    ({"strategy": {"name": "model_parallel"}}, "strategy.fsdp: found 1, and tensor and pipeline are 1 too"),
+    ({"strategy": {"name": "model_parallel", "fsdp": 2}, "scaling": {"workers": "2..3"}}, "found 2..3, but fsdp x tensor x"),
+    (
+        {"strategy": {"name": "model_parallel", "pipeline": 2}, "scaling": {"workers": 2}},
+        "strategy.microbatches: found 1 for a pipeline of 2 stages; expected at least as many",
+    ),
+    (
+        {"strategy": {"name": "model_parallel", "fsdp": 2, "microbatches": 2}, "scaling": {"workers": 2}},
+        "strategy.microbatches: found 2 for a pipeline of 1 stages; expected 1",
+    ),
+    (
+        {"strategy": {"name": "model_parallel", "fsdp": 2}, "scaling": {"workers": 2}, "framework": "tensorflow"},
+        "only PyTorch's modules can be cut over workers; expected framework: torch, or strategy: {name: allreduce}",
+    ),
+    (
+        {"strategy": {"name": "model_parallel", "fsdp": 2}, "scaling": {"workers": 2}, "train": {"reduction": "fast"}},
+        "train.reduction: found fast, but replicas in parts are added up exactly alone",
+    ),
     ({"scaling": {"resources_per_worker": {"gpu": 1}}}, "expected Ray's own names (CPU and GPU)"),
     (
         {"scaling": {"resources_per_worker": {"CPU": 1.5}}},
@@ -204,14 +222,14 @@ def test_one_problem_is_one_sentence(raw: dict[str, object], expected: str) -> N
 
 @pytest.mark.parametrize(("path", "value"), [(path, value) for path, values in NOT_AVAILABLE_YET.items() for value in values])
 def test_what_is_not_available_yet_is_refused_by_name(path: str, value: str) -> None:
-    message = problems({}, f"{path}={value}")
+    message = problems({"strategy": {"name": "model_parallel", "fsdp": 2}, "scaling": {"workers": 2}}, f"{path}={value}")
     assert f"{path} (--set {path}={value}): {value} is not available yet" in message
 
 
 def test_all_problems_at_once_with_their_lines(tmp_path: Path) -> None:
     path = tmp_path / "bad.yaml"
     path.write_text(
-        "name: no/such\ntask: mnist\nmodel: {name: cnn}\ntrain:\n  epocs: 3\n  global_batch_size: 2\n"
+        "name: no/such\ntask: mnist\nmodel: {name: cnn}\ntrain:\n  epocs: 3\n  global_batch_size: 1\n"
         "optimizer: {name: sgd, lr: fast}\nstrategy: {name: parameter_servr, tensor: 2, microbatchs: 2}\nscaling:\n  workers: 4\n"
     )
     with pytest.raises(JobError) as caught:
@@ -224,7 +242,7 @@ def test_all_problems_at_once_with_their_lines(tmp_path: Path) -> None:
         "--set name.x=1: name is a value, not a section",
         'name (line 1): found "no/such"',
         "train.epocs (line 5): unknown key",
-        "train.global_batch_size (line 6): found 2; expected at least 4",
+        "train.global_batch_size (line 6): found 1; expected at least 2",
         'optimizer.lr (line 7): found "fast"; expected a number',
         'strategy.name (line 8): found "parameter_servr"; expected allreduce, parameter_server or model_parallel; did you mean',
         "strategy.microbatchs (line 8): unknown key",

@@ -64,7 +64,7 @@ class Outcome:
 
     worker: str
     loss: float
-    correct: int
+    correct: float
     rows: int
     extra: list[float]
     lr: float

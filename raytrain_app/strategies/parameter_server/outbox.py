@@ -33,7 +33,7 @@ class Sent:
     counters: torch.Tensor
     lr: float = 0.0
     loss: float = 0.0
-    correct: int = 0
+    correct: float = 0.0
     rows: int = 0
     extra: list[float] = field(default_factory=list)
     ids: list[int] = field(default_factory=list)

@@ -73,7 +73,7 @@ class Request(NamedTuple):
     returned: int = -1
     lr: float = 0.0
     loss: float = 0.0
-    correct: int = 0
+    correct: float = 0.0
     rows: int = 0
     extras: int = 0
     body_bytes: int = 0
@@ -106,7 +106,7 @@ class Reply(NamedTuple):
     body_bytes: int = 0
 
 
-_REQUEST = struct.Struct("<BBxxiqqqqqqddqqqQ")
+_REQUEST = struct.Struct("<BBxxiqqqqqqdddqqQ")
 _REPLY = struct.Struct("<BBxxiqqqqqQ")
 
 

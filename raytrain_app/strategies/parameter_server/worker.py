@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from contextlib import suppress
+from typing import cast
 
 import numpy as np
 import torch
@@ -13,6 +14,7 @@ from raytrain_app.data import Reader, epoch_order
 from raytrain_app.elastic.plan import learning_rate, shard_seed, training_rows
 from raytrain_app.elastic.reduce import Shard
 from raytrain_app.errors import TrainingError
+from raytrain_app.learners.base import Learner
 from raytrain_app.strategies.parameter_server.client import Client
 from raytrain_app.strategies.parameter_server.ledger import END, WAIT
 from raytrain_app.strategies.parameter_server.policy import plan_of
@@ -34,7 +36,7 @@ class LeasedWork:
     """One worker's training. It waits for no other worker, and keeps nothing that the run depends on."""
 
     def __init__(self, worker: Worker) -> None:
-        self.job, self.learner, self.link = worker.job, worker.learner, worker.link
+        self.job, self.learner, self.link = worker.job, cast(Learner, worker.learner), worker.link
         self._split = worker.dataset.train
         self._reader = Reader(self._split.blocks)
         self._plan = plan_of(self.job, len(self._split))
@@ -83,7 +85,7 @@ class LeasedWork:
         self._refuse_nan(sent.vector, loss, step, epoch)
         rule, total = self.job.optimizer, self.job.train.epochs * self._plan.steps_per_epoch
         sent.lr = learning_rate(rule.schedule, rule.lr, step, total, rule.warmup_steps)
-        sent.loss, sent.correct, sent.rows, sent.extra = loss, round(correct), len(ids), extra
+        sent.loss, sent.correct, sent.rows, sent.extra = loss, correct, len(ids), extra
         sent.ids = ids.tolist() if self.job.audit else []
         answer = self._client.push(sent)
         self.link.clock += not answer.refused

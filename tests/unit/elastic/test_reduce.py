@@ -54,7 +54,7 @@ def digests(rank: int, world_size: int) -> list[str]:
     return found
 
 
-def digest(mean: np.ndarray, counters: np.ndarray, loss: float, correct: int) -> str:
+def digest(mean: np.ndarray, counters: np.ndarray, loss: float, correct: float) -> str:
     return hashlib.sha256(mean.tobytes() + counters.tobytes() + repr((loss, correct)).encode()).hexdigest()
 
 
@@ -85,7 +85,7 @@ def plain_digests() -> list[str]:
             counters = np.max([shard.counters.numpy() for shard in shards], axis=0)
             for num_rows in ROWS:
                 mean = plain_mean([shard.vector.numpy() for shard in shards], layout.num_parameters, num_rows)
-                found.append(digest(mean, counters, loss, round(correct)))
+                found.append(digest(mean, counters, loss, correct))
     return found
 
 

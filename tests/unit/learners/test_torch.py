@@ -15,7 +15,8 @@ from torch import nn
 from raytrain_app.elastic.reduce import Reducer, Total
 from raytrain_app.errors import JobError, StorageError
 from raytrain_app.job import Job, job_from_dict
-from raytrain_app.learners.torch import TorchLearner, prepare_process
+from raytrain_app.learners.torch import TorchLearner
+from raytrain_app.learners.torch_parts import prepare_process
 from raytrain_app.state import TrainState
 from raytrain_app.task import Columns, ModelOptions, Task
 

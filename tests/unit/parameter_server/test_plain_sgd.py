@@ -12,7 +12,8 @@ from torch.nn import functional
 from raytrain_app.bench.ps_corrections import Digits
 from raytrain_app.elastic.plan import shard_seed
 from raytrain_app.job import job_from_dict
-from raytrain_app.learners.torch import TorchLearner, seed_generators
+from raytrain_app.learners.torch import TorchLearner
+from raytrain_app.learners.torch_parts import seed_generators
 from raytrain_app.strategies.parameter_server.policy import plan_of, policy_of
 from raytrain_app.strategies.parameter_server.snapshot import first_states
 from raytrain_app.tasks.mnist import TASK, Mlp

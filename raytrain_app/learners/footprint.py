@@ -1,0 +1,98 @@
+"""What a cut model takes of each worker's memory, told without making it: on torch's meta device nothing is computed."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, cast
+
+import torch
+from torch import nn
+
+from raytrain_app.job import Job, ModelParallel
+from raytrain_app.learners.cutting import cut_problems, divided, links, stages
+from raytrain_app.task import Task
+
+
+@dataclass(frozen=True)
+class Footprint:
+    """Bytes that the worker with the largest part needs.
+
+    Attributes:
+        parameters: its part of the model; its gradients take as much again.
+        optimizer: the optimizer's state, after the first step.
+        activations: what is kept from the forward passes for the backward passes. Under `tensor` this is the most that it may
+            be, as not all of it is divided.
+    """
+
+    parameters: int
+    optimizer: int
+    activations: int
+
+    @property
+    def total(self) -> int:
+        return 2 * self.parameters + self.optimizer + self.activations
+
+
+def cutting_problems(job: Job, task: Task) -> list[str]:
+    """Why the job's model cannot be cut as its strategy says, as sentences that name the key."""
+    model, options = _model(job, task)
+    return list(cut_problems(model, task.torch_cut(job.model.name, options), cast(ModelParallel, job.strategy)))
+
+
+def footprint(job: Job, task: Task) -> Footprint:
+    """The memory that a job's cut takes, of a model that can be cut like that."""
+    ways, (model, options) = cast(ModelParallel, job.strategy), _model(job, task)
+    cut = task.torch_cut(job.model.name, options)
+    parts = stages(model, cut, ways.pipeline) if ways.pipeline > 1 else [list(links(model, cut.chain)) or [""]]
+    parallel = divided(model, cut) if ways.tensor > 1 else set()
+    shard_rows = -(-job.train.global_batch_size // job.num_shards)
+    rows = -(-shard_rows // (ways.fsdp * ways.microbatches))
+    stored = torch.zeros((rows, *task.columns.shape), dtype=getattr(torch, task.columns.dtype), device="meta")
+    hidden, needs = task.torch_inputs(stored), []
+    for number, names in enumerate(parts):
+        parameters = 0
+        for name in names:
+            for inner, parameter in model.get_submodule(name).named_parameters(prefix=name):
+                first = parameter.shape[0] if parameter.dim() else 1
+                size = -(-first // ways.fsdp) * (parameter[:1].numel() if parameter.dim() else 1) * parameter.element_size()
+                parameters += size // (ways.tensor if inner in parallel else 1)
+        kept, hidden = _kept(model, names, hidden, ways.activation_checkpointing)
+        under_way = min(ways.microbatches, ways.pipeline - number) if ways.schedule == "1f1b" else ways.microbatches
+        needs.append(Footprint(parameters, _slots(job) * parameters, kept * under_way))
+    return max(needs, key=lambda need: need.total)
+
+
+def _model(job: Job, task: Task) -> tuple[nn.Module, Any]:
+    options = task.models[job.model.name](**job.model.options)
+    with torch.device("meta"):
+        return task.torch_model(job.model.name, options), options
+
+
+def _slots(job: Job) -> int:
+    """Values that the optimizer keeps for each parameter."""
+    if job.optimizer.name == "sgd":
+        return 1 if job.optimizer.momentum else 0
+    return 2
+
+
+def _kept(model: nn.Module, names: list[str], hidden: torch.Tensor, inputs_alone: bool) -> tuple[int, torch.Tensor]:
+    """Bytes that autograd keeps of the modules' forward passes, one after the other, and what the last one puts out."""
+    owned = {parameter.untyped_storage()._cdata for parameter in model.parameters()}
+    kept: dict[int, int] = {}
+
+    def pack(tensor: torch.Tensor) -> torch.Tensor:
+        storage = tensor.untyped_storage()
+        if storage._cdata not in owned:
+            kept[storage._cdata] = storage.nbytes()
+        return tensor
+
+    total = 0
+    for name in names:
+        module = model.get_submodule(name)
+        if inputs_alone and "." in name:  # a member of a list, which is computed again
+            total += hidden.untyped_storage().nbytes()
+            hidden = module(hidden)
+            continue
+        with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+            hidden = module(hidden)
+    return total + sum(kept.values()), hidden

@@ -1,0 +1,130 @@
+"""Cutting models: stages of equal size, what cannot be cut, and the memory that a cut takes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import nn
+
+from raytrain_app.job import Job, ModelParallel, job_from_dict
+from raytrain_app.learners.cutting import _keep_stage, cut_problems, divided, stages
+from raytrain_app.learners.footprint import cutting_problems, footprint
+from raytrain_app.task import Cut
+from raytrain_app.tasks.mnist import TASK as MNIST
+from raytrain_app.tasks.tiny_gpt import TASK, Gpt
+
+
+def gpt(**options: Any) -> nn.Module:
+    torch.manual_seed(0)
+    return TASK.torch_model("gpt", Gpt(**{"layers": 4, "width": 32, "heads": 4, "dropout": 0.0, **options}))
+
+
+def gpt_cut(heads: int = 4) -> Cut:
+    return TASK.torch_cut("gpt", Gpt(layers=4, width=32, heads=heads, dropout=0.0))
+
+
+def make_job(task: str = "tiny_gpt", model: dict[str, Any] | None = None, workers: int = 2, **ways: Any) -> Job:
+    return job_from_dict(
+        {
+            "name": "cut",
+            "task": task,
+            "model": model or {"name": "gpt", "layers": 4, "width": 32},
+            "train": {"global_batch_size": 32, "virtual_shards": 2},
+            "strategy": {"name": "model_parallel", **ways},
+            "scaling": {"workers": workers},
+        }
+    )
+
+
+@given(st.lists(st.integers(0, 30), min_size=1, max_size=8), st.data())
+def test_no_other_cut_into_stages_has_a_smaller_largest_one(sizes: list[int], data: st.DataObject) -> None:
+    count = data.draw(st.integers(1, len(sizes)))
+    model = nn.Module()
+    model.chain = nn.ModuleList(nn.ParameterList([torch.zeros(size)]) for size in sizes)
+    found = stages(model, Cut(chain=("chain",)), count)
+    assert [name for stage in found for name in stage] == [f"chain.{number}" for number in range(len(sizes))]
+    assert len(found) == count
+    assert all(found)
+
+    def least(first: int, parts: int) -> int:
+        if parts == 1:
+            return sum(sizes[first:])
+        ends = range(first + 1, len(sizes) - parts + 2)
+        return min(max(sum(sizes[first:end]), least(end, parts - 1)) for end in ends)
+
+    largest = max(sum(sizes[int(name.partition(".")[2])] for name in stage) for stage in found)
+    assert largest == least(0, count)
+
+
+def test_stages_one_after_the_other_are_the_model() -> None:
+    tokens = torch.randint(0, 31, (2, 64))
+    with torch.no_grad():
+        expected = gpt()(tokens)
+        parts = stages(gpt(), gpt_cut(), 3)
+        hidden, names = tokens, set()
+        for part in parts:
+            model = gpt()
+            _keep_stage(model, part)
+            hidden = model(hidden)
+            names |= {name for name, _ in model.named_parameters()}
+    assert torch.equal(hidden, expected)
+    assert names == {name for name, _ in gpt().named_parameters()}
+
+
+@pytest.mark.parametrize(
+    ("model", "ways", "expected"),
+    [
+        ({"layers": 2, "width": 48, "heads": 4}, {"tensor": 3}, "strategy.tensor: found 3; expected a divisor of 4"),
+        (
+            {"layers": 2},
+            {"pipeline": 6, "microbatches": 6},
+            "strategy.pipeline: found 6, but the task's torch_cut has a chain of 5",
+        ),
+    ],
+)
+def test_cuts_that_do_not_fit_are_refused(model: dict[str, Any], ways: dict[str, Any], expected: str) -> None:
+    workers = ways.get("tensor", 1) * ways.get("pipeline", 1)
+    problems = cutting_problems(make_job(model={"name": "gpt", **model}, workers=workers, **ways), TASK)
+    assert len(problems) == 1
+    assert problems[0].startswith(expected)
+
+
+def test_a_model_without_a_plan_is_cut_by_fsdp_alone() -> None:
+    mlp = {"name": "mlp"}
+    assert cutting_problems(make_job("mnist", mlp, fsdp=2), MNIST) == []
+    assert "names no columns; expected 1, or fsdp instead" in cutting_problems(make_job("mnist", mlp, tensor=2), MNIST)[0]
+    pipeline = make_job("mnist", mlp, pipeline=2, microbatches=2)
+    assert "names no chain of modules; expected fewer, or fsdp instead" in cutting_problems(pipeline, MNIST)[0]
+
+
+def test_batch_norm_is_refused_with_what_to_use_instead() -> None:
+    job = make_job("mnist", {"name": "cnn", "batch_norm": True}, fsdp=2)
+    assert "LayerNorm or GroupNorm instead of BatchNorm" in cutting_problems(job, MNIST)[0]
+
+
+def test_patterns_name_the_layers_that_are_divided() -> None:
+    found = divided(gpt(), gpt_cut())
+    assert {name for name in found if name.startswith("blocks.2.")} == {
+        f"blocks.2.{name}.weight"
+        for name in ("attention.query", "attention.key", "attention.value", "attention.out", "gate", "up", "down")
+    }
+    assert not any(name.startswith(("embedding", "head")) for name in found)
+    assert not list(cut_problems(gpt(), gpt_cut(), ModelParallel(name="model_parallel", tensor=2)))
+
+
+def test_memory_goes_down_with_each_way_to_cut() -> None:
+    whole = sum(parameter.nbytes for parameter in gpt().parameters())
+    halves = footprint(make_job(fsdp=2), TASK)
+    assert whole / 2 <= halves.parameters <= whole / 2 * 1.1
+    assert halves.optimizer == 2 * halves.parameters
+    tensor = footprint(make_job(tensor=2), TASK)
+    assert whole / 2 < tensor.parameters < 0.6 * whole
+    assert tensor.activations == pytest.approx(2 * halves.activations, rel=0.01)
+    pipeline = footprint(make_job(pipeline=2, microbatches=4), TASK)
+    assert pipeline.parameters < 0.6 * whole
+    again = footprint(make_job(fsdp=2, activation_checkpointing=True), TASK)
+    assert again.activations < halves.activations / 3
