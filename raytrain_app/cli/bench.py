@@ -158,3 +158,18 @@ def checkpoint(
 
     for line in measure_checkpoint(checkpoints, workers, stock, lambda text: typer.echo(text, err=True)).lines():
         typer.echo(line)
+
+
+@app.command()
+def page(
+    only: Annotated[
+        list[str] | None, typer.Option(metavar="COMMAND", help="Run these only, such as step. Can be repeated.")
+    ] = None,
+) -> None:
+    """Run all benchmarks and print a page with them, which takes about half an hour.
+
+    Example: [bold]raytrain bench page > benchmarks.md[/bold]
+    """
+    from raytrain_app.bench.page import make_page
+
+    typer.echo(make_page(lambda text: typer.echo(text, err=True), only or ()), nl=False)

@@ -170,7 +170,7 @@ def build_part(job: Job, task: Task, device: torch.device) -> Part:
 
 def _kind(job: Job, device: torch.device) -> dict[str, str]:
     """What this worker computes on: whatever may change bits."""
-    kind = {"torch": torch.__version__, "cpu": _cpu_model(), "capability": torch.backends.cpu.get_cpu_capability()}
+    kind = {"torch": torch.__version__, "cpu": cpu_model(), "capability": torch.backends.cpu.get_cpu_capability()}
     if job.framework == "tensorflow":
         from raytrain_app.learners import tensorflow_process
 
@@ -181,7 +181,8 @@ def _kind(job: Job, device: torch.device) -> dict[str, str]:
     return kind
 
 
-def _cpu_model() -> str:
+def cpu_model() -> str:
+    """The name that the processor gives itself, where the system tells it."""
     try:
         with open("/proc/cpuinfo", encoding="utf-8") as file:
             names = [line.partition(":")[2].strip() for line in file if line.startswith("model name")]
