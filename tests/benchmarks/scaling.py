@@ -165,6 +165,7 @@ def main(arguments: Sequence[str]) -> None:
         MEASURED.write_text(json.dumps([asdict(measurement) for measurement in measure()], indent=1) + "\n")
     measurements = [Measurement(**values) for values in json.loads(MEASURED.read_text())]
     costs = fit(measurements)
+    PICTURE.parent.mkdir(exist_ok=True)
     draw(costs, PICTURE)
     sys.stdout.write("\n".join(report(costs, measurements)) + "\n")
 
