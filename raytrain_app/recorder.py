@@ -187,7 +187,7 @@ def _sentence(event: Record) -> str:
     kind = event["kind"]
     if kind in ("worker_lost", "node_lost"):
         return f"lost worker {event['worker']} ({'its node is gone' if kind == 'node_lost' else event['cause']})"
-    if kind in ("server_lost", "reshard"):
+    if kind in ("server_lost", "reshard", "reshard_failed"):
         return sentence(event)
     if kind == "resume":
         return f"going on from step {event['step']} ({event['source']})"

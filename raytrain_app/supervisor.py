@@ -8,14 +8,17 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import ray
+
 from raytrain_app.actors import Actor, wait_for
-from raytrain_app.cluster.nodes import Node, ask_autoscaler, living_nodes, raylet_is_gone, room
+from raytrain_app.cluster.nodes import Node, ask_autoscaler, beside, living_nodes, raylet_is_gone, room
 from raytrain_app.cluster.spot import ensure_watchers
 from raytrain_app.elastic.membership import Mail, WorkerView
 from raytrain_app.elastic.roster import Standing
 from raytrain_app.errors import ClusterError
 from raytrain_app.google import metadata_host
 from raytrain_app.job import Job
+from raytrain_app.job.model import ParameterServer
 from raytrain_app.pool import Pool
 from raytrain_app.scaling import Abort, Decision, Park, PoolView, Retire, Settling, Start, Unpark, decide
 
@@ -46,7 +49,7 @@ def wait_for_capacity(job: Job, tell: Callable[[str], None]) -> int:
     """
     scaling, started_s, told = job.scaling, time.monotonic(), False
     while True:
-        nodes = [node for node in living_nodes() if not node.draining]
+        nodes = [node for node in _for_workers(job, living_nodes()) if not node.draining]
         places = min(scaling.workers.max, _places(job, nodes))
         if places >= scaling.workers.min:
             return places
@@ -100,6 +103,7 @@ class Supervisor:
         self._bury()
         # Ray is slow to see that a node is gone; among those that come and go there may be some.
         nodes = [node for node in nodes if not (self._settling.is_young(node.node_id, time.monotonic()) and raylet_is_gone(node))]
+        nodes = _for_workers(self._job, nodes)
         decisions = self._decide(nodes, mail.workers, most)
         for decision in decisions:
             self._act(decision, mail.workers)
@@ -212,6 +216,14 @@ def _replicas(decision: Decision, unit: int) -> Sequence[Decision]:
     return [Start(decision.node_id, unit)] * decision.size if isinstance(decision, Start) else [decision]
 
 
+def _for_workers(job: Job, nodes: Sequence[Node]) -> Sequence[Node]:
+    """The nodes with what they have for workers: what the job's parameter servers take is theirs."""
+    strategy = job.strategy
+    if not isinstance(strategy, ParameterServer) or not strategy.server_cpus:
+        return nodes
+    return beside(nodes, ray.get_runtime_context().get_node_id(), strategy.server_cpus, strategy.servers)
+
+
 def _lack(job: Job, places: int, nodes: Sequence[Node]) -> str:
     per_worker = {name: amount for name, amount in job.scaling.resources_per_worker.items() if amount}
     needed = ", ".join(f"{name}: {amount:g}" for name, amount in per_worker.items())
@@ -220,5 +232,13 @@ def _lack(job: Job, places: int, nodes: Sequence[Node]) -> str:
     return (
         f"the job needs {job.scaling.workers.min} worker{'s' if job.scaling.workers.min > 1 else ''} of {{{needed}}}, "
         f"and the cluster has room for {places}{alike}: "
-        f"{len(nodes)} node{'s' if len(nodes) != 1 else ''} with {{{total}}} in all"
+        f"{len(nodes)} node{'s' if len(nodes) != 1 else ''} with {{{total}}} in all{_beside(job)}"
     )
+
+
+def _beside(job: Job) -> str:
+    strategy = job.strategy
+    if not isinstance(strategy, ParameterServer) or not strategy.server_cpus:
+        return ""
+    servers = f"{strategy.servers} parameter server{'s' if strategy.servers > 1 else ''}"
+    return f" beside {servers} of {{CPU: {strategy.server_cpus:g}}}"

@@ -8,7 +8,7 @@ from raytrain_app.cluster.document import ClusterFile
 from raytrain_app.cluster.fit import fit_rows
 from raytrain_app.elastic.progress import steps_per_epoch
 from raytrain_app.job import Job
-from raytrain_app.job.model import AllReduce
+from raytrain_app.job.model import AllReduce, ParameterServer
 from raytrain_app.storage.folder import Folder
 from raytrain_app.task import Task
 
@@ -46,8 +46,11 @@ def _rows(job: Job, task: Task) -> Iterator[tuple[str, str]]:
         yield "best loss", f"{least:.4f}: no model can do better on such rows"
     yield "steps", _step_text(job, counts)
     yield "optimizer", _optimizer_text(job)
+    if isinstance(job.strategy, ParameterServer):
+        yield "servers", _servers_text(job.strategy)
     sharing = job.num_shards * job.replica_workers
-    yield "shards", f"{job.num_shards} to a batch, so up to {sharing} workers; reduction {job.train.reduction}"
+    if job.most_workers == sharing:  # else a batch is not cut
+        yield "shards", f"{job.num_shards} to a batch, so up to {sharing} workers; reduction {job.train.reduction}"
     yield "workers", f"{job.scaling.workers}, each with {_resources(job.scaling.resources_per_worker)}"
     if job.replica_workers > 1:
         yield from _parts_rows(job, task)
@@ -110,11 +113,24 @@ def _optimizer_text(job: Job) -> str:
     return f"{optimizer.name}, learning rate {optimizer.lr:g}, {optimizer.schedule}{warmup}"
 
 
+def _servers_text(strategy: ParameterServer) -> str:
+    servers = f"{strategy.servers}{f', each with {strategy.server_cpus:g} CPU' if strategy.server_cpus else ''}; "
+    if strategy.sync == "bulk":
+        return f"{servers}bulk: all workers on one step"
+    bound = "" if strategy.staleness is None else f", gradients miss up to {strategy.staleness} updates"
+    return f"{servers}{strategy.sync}{bound}, correction {strategy.correction}, update {strategy.update}"
+
+
 def _cluster_text(job: Job) -> str:
     least, most = job.scaling.workers.min, job.scaling.workers.max
     per_worker = {name: amount for name, amount in job.scaling.resources_per_worker.items() if amount}
-    needed = _resources({name: amount * least for name, amount in per_worker.items()})
-    more = "" if least == most else f", uses up to {_resources({name: amount * most for name, amount in per_worker.items()})}"
+    servers = job.strategy.servers * job.strategy.server_cpus if isinstance(job.strategy, ParameterServer) else 0.0
+
+    def of(workers: int) -> str:
+        amounts = {name: amount * workers for name, amount in per_worker.items()}
+        return _resources({**amounts, "CPU": amounts.get("CPU", 0.0) + servers})
+
+    needed, more = of(least), "" if least == most else f", uses up to {of(most)}"
     return f"needs {needed}{more}; waits {job.scaling.wait_s:g} s for what it needs"
 
 

@@ -6,7 +6,7 @@ import math
 import socket
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import ray
 from ray._private.state import state as gcs_state
@@ -68,6 +68,20 @@ def room(resources: Mapping[str, float], per_worker: Mapping[str, float]) -> int
     """How many workers of `per_worker` fit into `resources`."""
     fits = [int(resources.get(name, 0.0) / amount + 1e-9) for name, amount in per_worker.items() if amount > 0]
     return min(fits, default=2**31)
+
+
+def beside(nodes: Sequence[Node], first: str, cpus: float, count: int) -> list[Node]:
+    """The nodes with what actors of `cpus` CPUs leave: the first one on node `first`, each other where most is left.
+
+    Nothing is left anywhere when the actors do not fit: whoever needs them cannot run yet.
+    """
+    left = {node.node_id: node.resources.get("CPU", 0.0) for node in nodes if not node.draining}
+    for number in range(count):
+        chosen = first if number == 0 else max(left, key=lambda node_id: left[node_id], default="")
+        if left.get(chosen, 0.0) < cpus:
+            return [replace(node, resources={}) for node in nodes]
+        left[chosen] -= cpus
+    return [replace(node, resources={**node.resources, "CPU": left.get(node.node_id, 0.0)}) for node in nodes]
 
 
 def ask_autoscaler(workers: int, per_worker: Mapping[str, float]) -> None:

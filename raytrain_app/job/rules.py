@@ -151,6 +151,13 @@ def _parameter_server(job: Job) -> Iterator[BrokenRule]:
             "found null with sync: bounded, which bounds it; expected a number of updates, such as 8, or sync: async",
             ("strategy.sync",),
         )
+    if sync == "bulk" and value_at(job, "strategy.staleness") is not None:
+        yield BrokenRule(
+            "strategy.staleness",
+            f"found {value_at(job, 'strategy.staleness')} with sync: bulk, where no gradient misses an update; "
+            "expected null, or sync: bounded or async",
+            ("strategy.sync",),
+        )
     if sync == "bulk" and job.train.clip_norm is not None:
         yield BrokenRule(
             "train.clip_norm",

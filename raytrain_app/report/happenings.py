@@ -19,6 +19,7 @@ STYLES = {
     "worker_lost": "red",
     "node_lost": "red",
     "server_lost": "red",
+    "reshard_failed": "yellow",
     "checkpoint_failed": "red",
     "checkpoint_damaged": "yellow",
     "drain": "yellow",
@@ -47,6 +48,11 @@ def sentence(event: Mapping[str, Any]) -> str:
     if kind == "reshard":
         servers = event["servers"]
         return f"parameters on {servers} server{'s' if servers > 1 else ''} now, {event['seconds']:.2f} s after it was asked"
+    if kind == "reshard_failed":
+        return (
+            f"{event['wanted']} servers of {event['cpus']:g} CPUs each did not start within scaling.wait_s = "
+            f"{event['waited_s']:g} s; the run goes on with {event['servers']}"
+        )
     if kind == "disruption":
         return receipt_text(event["receipt"])
     if kind == "checkpoint_failed":

@@ -11,7 +11,8 @@ import random
 import signal
 import time
 import uuid
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -156,18 +157,36 @@ class Oracle:
         ray.kill(self._coordinator)
 
     def kill(self, kind: str) -> None:
-        """Kills a process with SIGKILL."""
+        """Kills a process with SIGKILL, if there is one that lives."""
+        pid = self._pid(kind)
+        if pid is not None:
+            os.kill(pid, signal.SIGKILL)
+            self.kills[kind] += 1
+
+    @contextmanager
+    def stopped(self, kind: str) -> Iterator[None]:
+        """Stops a process for the block."""
+        pid = self._pid(kind)
+        assert pid is not None, f"there is no {kind}"
+        os.kill(pid, signal.SIGSTOP)
+        yield
+        os.kill(pid, signal.SIGCONT)
+
+    def scale(self, servers: int) -> None:
+        """Changes how many servers there are, and waits until it is done."""
+        self.services.scale(servers)
+        deadline_s = time.monotonic() + 60.0
+        while len(self.status()) != servers or sum(server["stop"] - server["start"] for server in self.status()) != SIZE:
+            assert time.monotonic() < deadline_s, f"not cut anew: {self.status()}"
+            time.sleep(0.1)
+
+    def _pid(self, kind: str) -> int | None:
         if kind == "coordinator":
-            pid = wait_for(self._coordinator.__ray_call__.remote(_pid))
-        elif kind == "server":
-            alive = [server for server in wait_for(self._coordinator.servers.remote()) if _lives(server["pid"])]
-            if not alive:
-                return
-            pid = self._rng.choice(alive)["pid"]
-        else:
-            pid = wait_for(self._rng.choice(self._pushers).pid.remote())
-        os.kill(pid, signal.SIGKILL)
-        self.kills[kind] += 1
+            return int(wait_for(self._coordinator.__ray_call__.remote(_pid)))
+        if kind == "worker":
+            return int(wait_for(self._rng.choice(self._pushers).pid.remote()))
+        alive = [server["pid"] for server in self.status() if _lives(server["pid"])]
+        return self._rng.choice(alive) if alive else None
 
     def wait_until_pushes(self, more: int, timeout_s: float = 120.0) -> None:
         """Waits until so many more leases were acknowledged."""

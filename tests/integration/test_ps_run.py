@@ -6,12 +6,15 @@ import os
 import signal
 import threading
 import time
+import urllib.request
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+import ray
+from tensorboard.backend.event_processing.event_file_loader import EventFileLoader
 
 from raytrain_app import runner
 from raytrain_app.errors import Interrupted
@@ -21,8 +24,6 @@ from raytrain_app.storage.audit import audit_run
 from raytrain_app.storage.requests import Request, Requests
 from raytrain_app.storage.rundir import RunDirectory
 from tests.integration.replicas import Replicas
-
-pytestmark = pytest.mark.slow
 
 
 def make_job(storage: Path, name: str, **sections: Any) -> Job:
@@ -76,6 +77,23 @@ def post(directory: Path, request: Request) -> Callable[[], None]:
     return act
 
 
+def scrape(pages: list[str]) -> None:
+    """Keeps the pages of Ray's Prometheus endpoint that tell of servers, until they tell of their workers too."""
+    (node,) = ray.nodes()
+    url = f"http://{node['NodeManagerAddress']}:{node['MetricsExportPort']}/metrics"
+    while not pages or "worker_age_s{" not in pages[-1]:
+        time.sleep(0.5)
+        with urllib.request.urlopen(url, timeout=10) as reply:
+            page = reply.read().decode()
+        if "ray_raytrain_server_pushes" in page:
+            pages.append(page)
+
+
+def tensorboard_events(directory: Path) -> list[Any]:
+    loaders = [EventFileLoader(str(path)) for path in (directory / "tensorboard").iterdir()]
+    return [event for loader in loaders for event in loader.Load()]
+
+
 def assert_exact(directory: RunDirectory, epochs: int) -> None:
     """Each row once an epoch, and metrics that tell the same story."""
     audit = audit_run(directory.folder)
@@ -91,6 +109,22 @@ def assert_exact(directory: RunDirectory, epochs: int) -> None:
     assert steps[-1]["samples"] == sum(epoch.applied for epoch in audit)
 
 
+@pytest.mark.timeout(120)
+def test_a_lost_worker_and_a_lost_server_cost_no_row(tmp_path: Path, ray_local: None) -> None:
+    train = {"epochs": 2, "global_batch_size": 100}
+    job = make_job(tmp_path, "short", train=train, optimizer={"name": "adam", "lr": 0.005})
+    directory = tmp_path / "short"
+    actions = {20: signal_one(directory, "worker"), 60: signal_one(directory, "server")}
+    result = runner.run(job, on_update=At(actions)).record
+    assert (result["status"], result["steps"]) == ("finished", 144)
+    assert result["test_accuracy"] >= 0.8
+    found = RunDirectory.open(str(directory))
+    assert_exact(found, epochs=2)
+    kinds = [event["kind"] for event in found.read_events()]
+    assert (kinds.count("worker_lost"), kinds.count("server_lost")) == (1, 1)
+
+
+@pytest.mark.slow
 @pytest.mark.timeout(300)
 def test_bulk_under_kills_has_the_bits_of_the_synchronous_run(tmp_path: Path, ray_local: None, replicas: Replicas) -> None:
     bulk = {"name": "parameter_server", "sync": "bulk", "servers": 2}
@@ -115,6 +149,7 @@ def test_bulk_under_kills_has_the_bits_of_the_synchronous_run(tmp_path: Path, ra
     assert per_step == [(line["loss"], line["accuracy"]) for line in calm.metrics if line["kind"] == "step"]
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(300)
 def test_servers_come_and_go_and_workers_too(tmp_path: Path, ray_local: None) -> None:
     hang = {"max_restarts": 100, "heartbeat_s": 4.0}
@@ -128,6 +163,8 @@ def test_servers_come_and_go_and_workers_too(tmp_path: Path, ray_local: None) ->
         110: post(directory, Request(kind="servers", servers=1)),
         150: post(directory, Request(kind="scale", least=1, most=3)),
     }
+    pages: list[str] = []
+    threading.Thread(target=scrape, args=(pages,), daemon=True).start()
     result = runner.run(job, on_update=At(actions)).record
     assert result["status"] == "finished"
     assert result["test_accuracy"] >= 0.87
@@ -141,9 +178,14 @@ def test_servers_come_and_go_and_workers_too(tmp_path: Path, ray_local: None) ->
     assert {"staleness_counts", "gap", "refused", "waited", "ages", "rounds_per_s", "in_bytes_per_s"} <= set(lines[-1])
     seconds = result["worker_seconds"]
     assert seconds["useful"] > 0
-    assert any(path.name.startswith("events") for path in (directory / "tensorboard").iterdir())
+    told = {value.tag for event in tensorboard_events(directory) for value in event.summary.value}
+    assert {"servers/staleness", "servers/gap", "servers/rounds_per_s", "servers/refused", "servers/age_max_s"} <= told
+    assert pages, "Ray's endpoint had nothing about servers"
+    for name in ("pushes_total", "staleness_bucket", "gap", "worker_age_s", "in_bytes_total"):
+        assert f"ray_raytrain_server_{name}{{" in pages[-1]
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(300)
 def test_stopped_and_resumed_with_other_servers(tmp_path: Path, ray_local: None) -> None:
     job = make_job(tmp_path, "again", strategy={"name": "parameter_server", "servers": 2})

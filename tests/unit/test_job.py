@@ -149,6 +149,7 @@ def test_gpus_declared_on_cpu_machines() -> None:
     assert not job_from_dict({**SMALL, "scaling": {**scaling, "device": "cpu"}}).scaling.uses_gpu
 
 
+SERVERS = {"name": "parameter_server"}
 ONE_PROBLEM = [
     ({"name": "../up"}, 'name: found "../up"; expected at most 100 letters'),
     ({"name": "a."}, "name: found"),
@@ -175,6 +176,15 @@ ONE_PROBLEM = [
     ({"optimizer": {"betas": [0.9]}}, "optimizer.betas: found [0.9]; expected two numbers"),
     ({"optimizer": {"warmup_steps": 5}}, "optimizer.warmup_steps: found 5 with schedule: constant"),
     ({"strategy": {"name": "allreduce", "servers": 2}}, "strategy.servers: unknown key; it belongs to strategy parameter_server"),
+    ({"strategy": {**SERVERS, "sync": "bounded"}}, "strategy.staleness: found null with sync: bounded, which bounds it"),
+    ({"strategy": {**SERVERS, "sync": "bulk", "staleness": 3}}, "strategy.staleness: found 3 with sync: bulk"),
+    ({"strategy": {**SERVERS, "sync": "bulk"}, "train": {"clip_norm": 1}}, "train.clip_norm: found 1 with sync: bulk"),
+    ({"strategy": SERVERS, "train": {"reduction": "fast"}}, "train.reduction: found fast, which is about all-reduce"),
+    ({"strategy": {**SERVERS, "servers": 0}}, "strategy.servers: found 0; expected at least 1"),
+    (
+        {"strategy": {**SERVERS, "correction": "gapp"}},
+        'found "gapp"; expected none, staleness, gap or delay',
+    ),
     ({"scaling": {"workers": 4}, "train": {"virtual_shards": 2}}, "scaling.workers: found 4, but train.virtual_shards is 2"),
     ({"scaling": {"workers": 4}, "train": {"global_batch_size": 3}}, "train.global_batch_size: found 3; expected at least 4"),
     ({"strategy": {"name": "model_parallel"}}, "strategy.fsdp: found 1, and tensor and pipeline are 1 too"),

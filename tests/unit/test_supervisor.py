@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from raytrain_app.cluster.nodes import Node, room
+from raytrain_app.cluster.nodes import Node, beside, room
 from raytrain_app.job import job_from_dict
 from raytrain_app.supervisor import _lack
 
@@ -30,3 +30,19 @@ def test_workers_fit_by_the_scarcest_resource() -> None:
     assert room({"CPU": 8.0}, {"CPU": 1.0, "GPU": 1.0}) == 0
     assert room({"CPU": 2.0}, {"CPU": 0.1, "GPU": 0.0}) == 20
     assert room({"CPU": 0.3}, {"CPU": 0.1}) == 3
+
+
+def test_servers_leave_the_rest_to_the_workers() -> None:
+    nodes = [Node("a", "10.0.0.1", {"CPU": 2.0, "GPU": 1.0}), Node("b", "10.0.0.2", {"CPU": 4.0})]
+    left = beside(nodes, first="a", cpus=1.0, count=3)  # one beside the driver, two where most is left
+    assert [node.resources for node in left] == [{"CPU": 1.0, "GPU": 1.0}, {"CPU": 2.0}]
+    assert [node.resources for node in beside(nodes, "a", 3.0, 1)] == [{}, {}], "there is no room for the first one"
+    assert [node.resources for node in beside(nodes, "a", 2.0, 4)] == [{}, {}]
+
+
+def test_the_lack_names_the_servers_too() -> None:
+    strategy = {"name": "parameter_server", "servers": 2, "server_cpus": 4}
+    job = job_from_dict({"name": "unit", "task": "synthetic", "model": {"name": "linear"}, "strategy": strategy})
+    assert _lack(job, 0, [Node("a", "10.0.0.1", {"CPU": 0.0})]).endswith(
+        "1 node with {CPU: 0} in all beside 2 parameter servers of {CPU: 4}"
+    )

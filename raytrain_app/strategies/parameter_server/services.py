@@ -94,17 +94,37 @@ class ParameterServers:
 
     def _cut_anew(self, present: int, wanted: int) -> int:
         """Gives the parameters to another number of servers, between two steps; returns how many there are then."""
-        self._start(wanted)
         started_s = time.monotonic()
+        self._start(wanted)
+        if not self._are_up(present, wanted):
+            self._end_all_but(present)
+            return present
         states = self._handed_on(present)
         self._table += 1
         wait_for(self._coordinator.commit.remote(self._table, cut_anew(states, wanted)))
-        for server in self._servers[wanted:]:
-            ray.kill(server)
-        del self._servers[wanted:]
-        event = {"kind": "reshard", "time": time.time(), "servers": wanted, "seconds": round(time.monotonic() - started_s, 3)}
-        self._coordinator.record.remote([(None, event)])
+        self._end_all_but(wanted)
+        self._tell("reshard", servers=wanted, seconds=round(time.monotonic() - started_s, 3))
         return wanted
+
+    def _are_up(self, present: int, wanted: int) -> bool:
+        """Waits until all servers beyond the present ones run, so that nobody has to wait for them; False without room."""
+        pending = [server.status.remote() for server in self._servers[present:wanted]]
+        wait_s, deadline_s = self._job.scaling.wait_s, time.monotonic() + self._job.scaling.wait_s
+        while pending and self._wanted == wanted and not self._closed:
+            _, pending = ray.wait(pending, num_returns=len(pending), timeout=POLL_S)
+            if pending and time.monotonic() > deadline_s:
+                self._wanted = present
+                cpus = options(self._job).server_cpus
+                self._tell("reshard_failed", servers=present, wanted=wanted, cpus=cpus, waited_s=wait_s)
+        return self._wanted == wanted and not self._closed
+
+    def _end_all_but(self, servers: int) -> None:
+        for server in self._servers[servers:]:
+            ray.kill(server)
+        del self._servers[servers:]
+
+    def _tell(self, kind: str, **details: Any) -> None:
+        self._coordinator.record.remote([(None, {"kind": kind, "time": time.time(), **details})])
 
     def _handed_on(self, present: int) -> list[ShardState]:
         """The states of all servers once they have applied the same leases; from then on they take no more."""

@@ -215,6 +215,30 @@ def test_a_worker_that_asks_in_vain_is_not_held_for_ever_and_blocks_nobody() -> 
         assert other.take() == END
 
 
+@pytest.mark.parametrize("local", WAYS)
+def test_a_slow_server_has_one_gradient_of_each_worker_to_do(local: bool) -> None:
+    with farm(size=100_000) as made:
+        clients = [made.client(f"w{number}", local=local) for number in range(8)]
+        leases = [client.take() for client in clients]
+        pushed = [0] * 8
+
+        def push(number: int) -> None:
+            lease = leases[number]
+            for _ in range(3):
+                lease = clients[number].push(ones(clients[number], lease)).lease
+                pushed[number] += 1
+
+        threads = [threading.Thread(target=push, args=(number,)) for number in range(8)]
+        with made.desks[0].lock:  # as if it were at something long
+            for thread in threads:
+                thread.start()
+            time.sleep(0.3)
+            assert pushed == [0] * 8, "nobody goes on before its gradient is taken"
+        for thread in threads:
+            thread.join()
+        assert made.whole().tolist() == [24.0] * 100_000
+
+
 def test_a_refused_gradient_is_given_back_and_done_by_another() -> None:
     policy = dataclasses.replace(ONES, staleness=1)
     with farm(policy=policy, servers=2) as made:
