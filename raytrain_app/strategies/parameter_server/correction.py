@@ -47,7 +47,7 @@ class Correction:
             Asynchronous SGD with Delay Compensation, ICML 2017: DC-ASGD-a).
     """
 
-    name: Literal["none", "staleness", "gap", "delay"] = "staleness"
+    name: Literal["none", "staleness", "gap", "delay"] = "none"
 
     @property
     def needs_base(self) -> bool:

@@ -13,7 +13,6 @@ import torch
 from raytrain_app.elastic.reduce import Layout
 from raytrain_app.job import Job, job_from_dict
 from raytrain_app.strategies.parameter_server.client import Client
-from raytrain_app.strategies.parameter_server.correction import Correction
 from raytrain_app.strategies.parameter_server.desk import Desk
 from raytrain_app.strategies.parameter_server.lead import Lead
 from raytrain_app.strategies.parameter_server.ledger import Plan
@@ -23,7 +22,7 @@ from raytrain_app.strategies.parameter_server.shard import Policy, Shard, ShardS
 from raytrain_app.strategies.parameter_server.table import Place, Table
 
 JOB: Job = job_from_dict({"name": "p", "task": "mnist", "model": {"name": "linear"}})
-ONES = Policy(correction=Correction("none"), steps_per_epoch=10**6)
+ONES = Policy(steps_per_epoch=10**6)
 """Rules under which a push of ones at a learning rate of -1 adds 1 to every parameter."""
 
 

@@ -28,7 +28,7 @@ def ones(lease: int, base: int, size: int = 4, value: float = 1.0) -> Push:
 
 
 def test_a_lease_counts_once_in_whatever_order() -> None:
-    shard = make_shard(Policy(correction=Correction("none"), num_parameters=4))
+    shard = make_shard(Policy(num_parameters=4))
     calls = [lease for lease in range(20) for _ in range(3)]
     random.Random(0).shuffle(calls)
     found = [shard.apply(ones(lease, shard.version)) for lease in calls]
@@ -39,7 +39,7 @@ def test_a_lease_counts_once_in_whatever_order() -> None:
 
 
 def test_too_old_is_refused_and_changes_nothing() -> None:
-    shard = make_shard(Policy(staleness=2, correction=Correction("none"), num_parameters=4))
+    shard = make_shard(Policy(staleness=2, num_parameters=4))
     for lease in range(3):
         shard.apply(ones(lease, shard.version))
     assert shard.apply(ones(9, base=0)) is Status.REFUSED
@@ -70,7 +70,7 @@ def test_a_gap_shortens_the_step_of_each_parameter(rule: str) -> None:
 
 
 def test_float_buffers_move_towards_the_senders_and_counters_grow() -> None:
-    shard = make_shard(Policy(correction=Correction("none"), num_parameters=2), size=3, counters=1)
+    shard = make_shard(Policy(num_parameters=2), size=3, counters=1)
     shard.apply(dataclasses.replace(ones(0, 0, 3, 8.0), counters=torch.tensor([2])))
     assert shard.versions.current.tolist() == [8.0, 8.0, 8.0]
     shard.apply(dataclasses.replace(ones(1, 0, 3, 0.0), counters=torch.tensor([3])))
