@@ -175,7 +175,7 @@ class Oracle:
     def scale(self, servers: int) -> None:
         """Changes how many servers there are, and waits until it is done."""
         self.services.scale(servers)
-        deadline_s = time.monotonic() + 60.0
+        deadline_s = time.monotonic() + 120.0
         while len(self.status()) != servers or sum(server["stop"] - server["start"] for server in self.status()) != SIZE:
             assert time.monotonic() < deadline_s, f"not cut anew: {self.status()}"
             time.sleep(0.1)
@@ -206,7 +206,7 @@ class Oracle:
 
     def settle(self) -> list[ShardState]:
         """Lets everything at work come to its end, and returns what the servers hold then."""
-        servers = self.services._servers
+        servers = self.services._servers[: len(self.status())]
         states = self.services._handed_on(len(servers))
         wait_for([server.take_back.remote() for server in servers])
         wait_for(servers[0].drain.remote(False))

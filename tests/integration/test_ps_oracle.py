@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -44,18 +45,21 @@ def test_ten_kills(ray_local: None, tmp_path: Path, sync: str) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(3600)
+@pytest.mark.timeout(1800)
 @pytest.mark.parametrize("seed", [11, 12])
 def test_two_hundred_kills(ray_local: None, tmp_path: Path, seed: int) -> None:
     rng = random.Random(seed)
-    with Oracle(tmp_path, workers=4, seed=seed) as oracle:
+    with Oracle(tmp_path, workers=4, seed=seed) as oracle, ThreadPoolExecutor(1) as aside:
+        resharding = aside.submit(oracle.scale, 2)
         while sum(oracle.kills.values()) < 200:
             oracle.kill(rng.choice(["server", "server", "worker", "worker", "worker"]))
             time.sleep(rng.random() * 0.5)
             if rng.random() < 0.4:
                 oracle.wait_until_pushes(rng.randrange(1, 50))
-            if rng.random() < 0.05:
-                oracle.services.scale(rng.randrange(1, 4))
+            if rng.random() < 0.1 and resharding.done():
+                resharding.result()
+                resharding = aside.submit(oracle.scale, rng.randrange(1, 4))
+        resharding.result()
         oracle.wait_until_pushes(100)
         assert oracle.check() >= 1000
         assert oracle.kills["server"] >= 50

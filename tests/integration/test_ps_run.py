@@ -23,6 +23,7 @@ from raytrain_app.report.updates import Update
 from raytrain_app.storage.audit import audit_run
 from raytrain_app.storage.requests import Request, Requests
 from raytrain_app.storage.rundir import RunDirectory
+from tests.integration.ps_tasks import TRAP
 from tests.integration.replicas import Replicas
 
 
@@ -183,6 +184,21 @@ def test_servers_come_and_go_and_workers_too(tmp_path: Path, ray_local: None) ->
     assert pages, "Ray's endpoint had nothing about servers"
     for name in ("pushes_total", "staleness_bucket", "gap", "worker_age_s", "in_bytes_total"):
         assert f"ray_raytrain_server_{name}{{" in pages[-1]
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_a_worker_that_lives_but_hangs_is_replaced(tmp_path: Path, ray_local: None) -> None:
+    job = make_job(tmp_path, "stuck", failure={"heartbeat_s": 2.0}, train={"epochs": 1, "global_batch_size": 100})
+    try:
+        result = runner.run(job, on_update=At({20: TRAP.touch})).record
+        assert not TRAP.exists()
+    finally:
+        TRAP.unlink(missing_ok=True)
+    assert (result["status"], result["steps"]) == ("finished", 72)
+    found = RunDirectory.open(str(tmp_path / "stuck"))
+    assert_exact(found, epochs=1)
+    assert [event["cause"] for event in found.read_events() if event["kind"] == "worker_lost"] == ["stuck"]
 
 
 @pytest.mark.slow

@@ -22,6 +22,9 @@ from raytrain_app.strategies.parameter_server.snapshot import progress_of
 RECONCILE_S = 2.0
 """How often the other servers are asked whether they lack something; what they lack twice is done again."""
 
+STUCK_HEARTBEATS = 5
+"""`failure.heartbeat_s` times this is how long a worker may be at one lease: its heart beats on when only its training hangs."""
+
 
 class Conductor:
     """The control of one run. `tick` is called by one thread, every now and then.
@@ -58,6 +61,9 @@ class Conductor:
             return False
         with self._desk.lock:
             lead.expect(orders.workers)
+            stuck = lead.ledger.holders(time.monotonic() - STUCK_HEARTBEATS * self._job.failure.heartbeat_s)
+        for worker in stuck & orders.workers:
+            wait_for(self._coordinator.evict.remote(worker, "stuck"))
         self._deliver(lead, orders)
         if self._finishing is not None:
             self._end(lead)

@@ -145,11 +145,12 @@ class Coordinator(Membership):
 
         Args:
             server: its number.
-                waited_s: for how long it has been asking.
+            waited_s: for how long it has been asking.
         """
         await self._wait_for(lambda: server in self._kept)
         if server not in self._kept:
-            if self._restarted and waited_s > LOST_S:
+            is_new = 0 < self._servers <= server  # it waits for ranges to be cut anew
+            if self._restarted and not is_new and waited_s > LOST_S:
                 await self.fail(f"server {server}", _LOST.format(server=server))
             return None
         state = self._kept[server]
@@ -195,6 +196,13 @@ class Coordinator(Membership):
             over=self._over,
             workers=frozenset(worker.info.worker_id for worker in active),
         )
+
+    async def evict(self, worker_id: str, cause: str) -> None:
+        """Takes a worker out, whatever it does; its pool replaces it."""
+        for worker in self._present():
+            if worker.info.worker_id == worker_id:
+                self._evict(worker, cause)
+                await self._step_forward()
 
     async def finish(self, summary: dict[str, Any]) -> None:
         """The run is over; the servers' word counts for all workers."""

@@ -6,8 +6,9 @@ and stays the same when another worker does the work again.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
 from raytrain_app.strategies.parameter_server.window import Window
@@ -75,10 +76,11 @@ class Outcome:
 
 @dataclass
 class Held:
-    """A lease at work: by whom, and the version of the parameters when it was handed out."""
+    """A lease at work: by whom, the version of the parameters when it was handed out, and when that was (monotonic)."""
 
     worker: str
     version: int
+    since_s: float = field(default_factory=time.monotonic)
 
 
 @dataclass
@@ -213,6 +215,10 @@ class Ledger:
         """A worker is gone: takes back what it holds, and what it had not confirmed."""
         self.forget(worker)
         self._take_back([lease for lease, pusher in self._pushed_by.items() if pusher == worker and lease not in self._confirmed])
+
+    def holders(self, before_s: float) -> set[str]:
+        """Workers that were at the lease they hold before `before_s` (monotonic) already."""
+        return {held.worker for held in self._held.values() if held.since_s < before_s}
 
     # ---- servers ----
 

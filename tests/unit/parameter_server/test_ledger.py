@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+import time
 from dataclasses import dataclass, field
 
 import pytest
@@ -140,6 +141,19 @@ def test_bulk_waits_for_the_whole_step() -> None:
     assert ledger.take("a", 0) == WAIT
     assert sorted(o.ids[0] for o in finish(ledger, "b", 1)) == [0, 1, 2]
     assert ledger.take("a", 1) == 3
+
+
+def test_who_is_at_one_lease_for_long_is_known() -> None:
+    ledger = Ledger(Plan(10, 1))
+    before_s = time.monotonic()
+    assert ledger.take("slow", 0) == 0
+    assert ledger.take("fast", 0) == 1
+    between_s = time.monotonic()
+    assert ledger.take("fast", 1) == 1, "asking again begins anew"
+    assert ledger.holders(before_s) == set()
+    assert ledger.holders(between_s) == {"slow"}
+    ledger.forget("slow")
+    assert ledger.holders(time.monotonic()) == {"fast"}
 
 
 def test_draining_gives_out_only_what_was_taken_back() -> None:
