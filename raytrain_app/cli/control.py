@@ -84,12 +84,12 @@ def scale(
     if workers is not None:
         limits = _limits(workers, job)
         _ask(folder, Request(kind="scale", least=limits.min, most=limits.max))
-        typer.echo(f"{job.name} may have {limits} workers now; `raytrain status {run}` shows who trains")
+        typer.echo(f"{job.name} may have {limits} worker{'' if limits.max == 1 else 's'} now; `raytrain status {run}` shows who trains")
     elif servers is not None:
         if job.strategy.name != "parameter_server":
             raise JobError(f"--servers: {job.name} has no parameter servers; its strategy is {job.strategy.name}")
         _ask(folder, Request(kind="servers", servers=servers))
-        typer.echo(f"{job.name} will have {servers} servers as soon as no gradient is under way")
+        typer.echo(f"{job.name} will have {servers} server{'' if servers == 1 else 's'} as soon as no gradient is under way")
 
 
 def _limits(workers: str, job: Job) -> Workers:
