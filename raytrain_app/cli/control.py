@@ -84,7 +84,8 @@ def scale(
     if workers is not None:
         limits = _limits(workers, job)
         _ask(folder, Request(kind="scale", least=limits.min, most=limits.max))
-        typer.echo(f"{job.name} may have {limits} worker{'' if limits.max == 1 else 's'} now; `raytrain status {run}` shows who trains")
+        workers_text = f"{limits} worker{'' if limits.max == 1 else 's'}"
+        typer.echo(f"{job.name} may have {workers_text} now; `raytrain status {run}` shows who trains")
     elif servers is not None:
         if job.strategy.name != "parameter_server":
             raise JobError(f"--servers: {job.name} has no parameter servers; its strategy is {job.strategy.name}")
