@@ -1,7 +1,7 @@
 # Needs make and Python 3.10 to 3.13. `make PYTHON=/path/to/python demo` picks another interpreter.
 SHELL := /bin/bash
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-slow bench format clean
+.PHONY: help setup demo test test-slow test-gcp bench format clean
 
 BIN := .venv/bin
 READY := .venv/ready
@@ -26,6 +26,9 @@ test: $(READY) ## lint, format, types, and all tests but the slow ones
 
 test-slow: $(READY) ## the tests that take longer than about 20 s
 	$(BIN)/pytest -m slow
+
+test-gcp: $(READY) ## `ray up` of cluster.yaml on an emulated Google Cloud; needs root on Linux
+	$(BIN)/pytest -m slow tests/integration/gcp
 
 bench: $(READY) ## run all benchmarks and write benchmarks.md; takes about half an hour
 	$(BIN)/raytrain bench page > benchmarks.md

@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 import importlib.util
 from collections.abc import Iterable, Iterator
+from pathlib import Path
 
 from pydantic import ValidationError
 
@@ -12,6 +13,8 @@ from raytrain_app.errors import StorageError
 from raytrain_app.job import Job
 from raytrain_app.task import Task
 
+SENT_FOLDERS = "/runtime_resources/working_dir_files/"
+"""In the path of every folder that Ray unpacks for a job."""
 INSTALL_TENSORFLOW = "pip install 'raytrain-app[tensorflow]'"
 
 
@@ -52,6 +55,31 @@ def storage_problems(job: Job) -> Iterator[str]:
         Folder.open(job.storage).child(job.name).check_writable()
     except StorageError as error:
         yield str(error)
+
+
+def require_lasting(folder: Path | None, job: Job) -> str:
+    """Refuses a run directory inside the folder that Ray unpacked for a submitted job, unless the run stays on this node.
+
+    Args:
+        folder: the run directory; None is one that is not on this machine's disks.
+        job: of the run. Ray is connected.
+
+    Returns:
+        What the user should know, empty if nothing.
+
+    Raises:
+        StorageError: workers on other nodes would not see the folder.
+    """
+    from raytrain_app.cluster.nodes import here, living_nodes, room
+
+    if folder is None or SENT_FOLDERS not in folder.as_posix():
+        return ""
+    found = f"storage: found {job.storage}, which is inside the folder that Ray made for this job"
+    fix = "use a bucket such as gs://my-bucket/runs, or the absolute path of a folder that all nodes share: --set storage=..."
+    places = {node.node_id: room(node.resources, job.scaling.resources_per_worker) for node in living_nodes()}
+    if places.pop(here()) < job.scaling.workers.min or any(places.values()):
+        raise StorageError(f"{found}: workers on other nodes do not see it, and Ray deletes it some time after the job; {fix}")
+    return f"{found} and deletes some time after it; to keep the run {fix}"
 
 
 def model_problems(job: Job, task: Task) -> Iterator[str]:

@@ -7,7 +7,8 @@ from collections.abc import Sequence
 from typing import Literal
 
 from raytrain_app.actors import Actor, wait_for
-from raytrain_app.cluster.nodes import Node, ask_autoscaler, room
+from raytrain_app.cluster.nodes import Node, room
+from raytrain_app.cluster.wanted import WantedRoom
 from raytrain_app.elastic.membership import Mail
 from raytrain_app.errors import ClusterError
 from raytrain_app.job import Job
@@ -37,7 +38,8 @@ class GroupSupervisor:
         self._pool: Pool | None = None
         self._started = 0
         self._complete = self._retired = False
-        self._failed_starts = self._asked = 0
+        self._failed_starts = 0
+        self._wanted = WantedRoom(job.scaling.resources_per_worker)
         self._lacking_since_s: float | None = None
         self._other_size_since_s: float | None = None
 
@@ -54,6 +56,7 @@ class GroupSupervisor:
         """
         if self._pool is not None and self._pool.ended():
             self._bury(self._pool)
+        self._wanted.ask(max(0, most - self._places(nodes)), [node.node_id for node in nodes])
         if self._pool is None:
             return self._start(nodes, most)
         present = sum(worker.pool == self._pool.number for worker in mail.workers)
@@ -74,7 +77,7 @@ class GroupSupervisor:
         """Waits until all workers have returned, and ends those that have not in time."""
         if self._pool is not None and not self._pool.ended(timeout_s):
             self._pool.abort()
-        self._ask_for(0)
+        self._wanted.close()
 
     def _bury(self, pool: Pool) -> None:
         self._failed_starts = 0 if self._complete else self._failed_starts + 1
@@ -88,7 +91,6 @@ class GroupSupervisor:
         if size < least:
             if self._lacking_since_s is None:
                 self._lacking_since_s = now_s
-                self._ask_for(most)
             if now_s - self._lacking_since_s > self._job.scaling.wait_s:
                 raise ClusterError(
                     f"a group of tf.distribute needs at least {least} workers, and there is room for {size}; no more came within "
@@ -96,17 +98,11 @@ class GroupSupervisor:
                 )
             return []
         self._lacking_since_s = None
-        self._ask_for(0)
         number, self._started = self._started, self._started + 1
         wait_for(self._membership.expect.remote(size))
         self._complete = self._retired = False
         self._pool = Pool(number, size, None, self._job, self._body.run, self._body.argument(number))
         return [Start("any", size)]
-
-    def _ask_for(self, workers: int) -> None:
-        if workers != self._asked:
-            ask_autoscaler(workers, self._job.scaling.resources_per_worker)
-            self._asked = workers
 
     def _places(self, nodes: Sequence[Node]) -> int:
         """Workers that the cluster could hold in all."""

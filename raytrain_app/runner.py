@@ -18,7 +18,8 @@ import ray
 
 from raytrain_app import __version__
 from raytrain_app.actors import Actor, start_here, wait_for
-from raytrain_app.checks import find_problems
+from raytrain_app.checks import find_problems, require_lasting
+from raytrain_app.cluster.launches import LaunchFailures
 from raytrain_app.cluster.nodes import Node, living_nodes
 from raytrain_app.data import Dataset, load
 from raytrain_app.elastic.budget import FailureBudget
@@ -85,6 +86,8 @@ def run(job: Job, *, resume: bool = False, address: str | None = None, on_update
     directory = RunDirectory.reopen(job) if resume else RunDirectory.reserve(job)
     update(Update("phase", "starting Ray"))
     with ray_session(address), listening(job, directory.uri, update) as update:
+        if note := require_lasting(directory.folder.local_path, job):
+            update(Update("note", note))
         size = wait_for_capacity(job, lambda text: update(Update("note", text)))
         update(Update("phase", "reading data"))
         dataset = load(job, task)
@@ -146,7 +149,7 @@ def _listen(
     """Takes mail and tends the pools until all workers are done; returns their summaries."""
     budget, started_s = FailureBudget(job.failure.max_restarts), time.monotonic()
     limits = job.scaling.workers.min, job.scaling.workers.max
-    stop = False
+    failures, stop = LaunchFailures(), False
     while True:
         mail: Mail = wait_for(membership.mail.remote(recorder.recorded, MAIL_S))
         nodes = _nodes(mail)
@@ -175,6 +178,8 @@ def _listen(
             wait_for(membership.request.remote(stop=True))
         if not mail.generation and time.monotonic() - started_s > max(job.scaling.wait_s, START_S):
             _start_with_those_there(job, membership, mail)
+        if len(mail.workers) < limits[1] and (reason := failures.news()):
+            recorder.note(reason)
         for decision in supervisor.tend(mail, nodes, limits[1]):
             recorder.decision(decision)
         recorder.status(mail, limits, services.status)

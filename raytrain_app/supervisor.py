@@ -5,14 +5,17 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
+from contextlib import closing
 from dataclasses import dataclass
 from typing import Any
 
 import ray
 
 from raytrain_app.actors import Actor, wait_for
-from raytrain_app.cluster.nodes import Node, ask_autoscaler, beside, living_nodes, raylet_is_gone, room
+from raytrain_app.cluster.launches import LaunchFailures
+from raytrain_app.cluster.nodes import Node, beside, living_nodes, raylet_is_gone, room
 from raytrain_app.cluster.spot import ensure_watchers
+from raytrain_app.cluster.wanted import WantedRoom
 from raytrain_app.elastic.membership import Mail, WorkerView
 from raytrain_app.elastic.roster import Standing
 from raytrain_app.errors import ClusterError
@@ -42,28 +45,33 @@ def wait_for_capacity(job: Job, tell: Callable[[str], None]) -> int:
 
     Args:
         job: says how many workers, what each takes, and how long to wait.
-        tell: called once with a sentence when it has to wait.
+        tell: called with a sentence when it has to wait, and with each reason why machines do not come.
 
     Raises:
         ClusterError: there was no room for the minimum within `scaling.wait_s`.
     """
     scaling, started_s, told = job.scaling, time.monotonic(), False
-    while True:
-        nodes = [node for node in _for_workers(job, living_nodes()) if not node.draining]
-        places = min(scaling.workers.max, _places(job, nodes))
-        if places >= scaling.workers.min:
-            return places
-        lack = _lack(job, places, nodes)
-        if time.monotonic() - started_s >= scaling.wait_s:
-            raise ClusterError(
-                f"{lack}, and no more came within scaling.wait_s = {scaling.wait_s:g} s; "
-                "add nodes, ask for fewer workers (scaling.workers), or for less per worker (scaling.resources_per_worker)"
-            )
-        if not told:
-            tell(f"{lack}; waiting up to {scaling.wait_s:g} s for more")
-            ask_autoscaler(scaling.workers.max, scaling.resources_per_worker)
-            told = True
-        time.sleep(CAPACITY_POLL_S)
+    failures = LaunchFailures()
+    with closing(WantedRoom(scaling.resources_per_worker)) as wanted:
+        while True:
+            nodes = [node for node in _for_workers(job, living_nodes()) if not node.draining]
+            places = min(scaling.workers.max, _places(job, nodes))
+            if places >= scaling.workers.min:
+                return places
+            lack = _lack(job, places, nodes)
+            if time.monotonic() - started_s >= scaling.wait_s:
+                why = f": {failures.reason}" if failures.reason else ""
+                raise ClusterError(
+                    f"{lack}, and no more came within scaling.wait_s = {scaling.wait_s:g} s{why}; "
+                    "add nodes, ask for fewer workers (scaling.workers), or for less per worker (scaling.resources_per_worker)"
+                )
+            if not told:
+                tell(f"{lack}; waiting up to {scaling.wait_s:g} s for more")
+                told = True
+            wanted.ask(scaling.workers.max - places, [node.node_id for node in nodes])
+            if reason := failures.news():
+                tell(reason)
+            time.sleep(CAPACITY_POLL_S)
 
 
 class Supervisor:
@@ -82,7 +90,7 @@ class Supervisor:
         self._retiring: set[int] = set()
         self._failures = 0
         self._settling = Settling()
-        self._asked = 0
+        self._wanted = WantedRoom(job.scaling.resources_per_worker)
         self._lacking_since_s: float | None = None
         self._incarnation = ""
         self._watchers: dict[str, Actor] = {}
@@ -113,10 +121,7 @@ class Supervisor:
         ensure_watchers(self._watchers, {str(pool.node_id) for pool in self._pools.values()}, self._metadata_host)
         places = _places(self._job, [node for node in nodes if not node.draining])
         self._give_up_in_time(places, nodes, mail.workers)
-        wish = most if places < most else 0
-        if wish != self._asked:
-            ask_autoscaler(wish, self._job.scaling.resources_per_worker)
-            self._asked = wish
+        self._wanted.ask(max(0, most - places), [node.node_id for node in nodes])
         return decisions
 
     def close(self, timeout_s: float) -> None:
@@ -128,8 +133,7 @@ class Supervisor:
         for pool in self._pools.values():  # a pool that was ended has things to clear away
             pool.ended(ABORT_S)
         ensure_watchers(self._watchers, (), None)
-        if self._asked:
-            ask_autoscaler(0, self._job.scaling.resources_per_worker)
+        self._wanted.close()
 
     def _give_up_in_time(self, places: int, nodes: Sequence[Node], workers: Sequence[WorkerView]) -> None:
         """Workers that are there train on, however few; without any, the minimum is waited for as at the start."""

@@ -52,7 +52,7 @@ def check(
 
 def _table(file: ClusterFile) -> list[str]:
     """The node types with what they have and cost, one a line."""
-    from raytrain_app.cluster.catalog import spot_range, table
+    from raytrain_app.cluster.catalog import prices_note, spot_range
     from raytrain_app.cluster.document import section, whole
     from raytrain_app.cluster.rules.machines import hourly_price, is_spot
 
@@ -74,4 +74,4 @@ def _table(file: ClusterFile) -> list[str]:
         )
     widths = [max(len(row[column]) for row in rows) for column in range(4)]
     lines = ["  ".join([*(cell.ljust(width) for cell, width in zip(row, widths, strict=False)), row[4]]) for row in rows]
-    return [*lines, f"At most {file.max_workers} workers in all. List prices of {table()['date']}, us-central1, without disks."]
+    return [*lines, f"At most {file.max_workers} workers in all. {prices_note()}."]

@@ -41,7 +41,7 @@ def drill(
 
     counts = {"kill": kill, "stop": stop, "drain": drain, "node": node, "resize": resize, "server": server}
     with (
-        quiet_terminal(f"{job.storage}/{job.name}-drill-{seed}-disturbed", debug=debug) as terminal,
+        quiet_terminal(job.storage, f"{job.name}-drill-{seed}-disturbed", debug=debug) as terminal,
         shown(quiet=quiet, epochs=job.train.epochs, console=Console(file=terminal, force_terminal=False)) as show,
     ):
         from raytrain_app.drill import drill as run_drill

@@ -17,14 +17,15 @@ LOG = "driver.log"
 
 
 @contextmanager
-def quiet_terminal(run_directory: str, *, debug: bool) -> Iterator[TextIO]:
+def quiet_terminal(storage: str, name: str, *, debug: bool) -> Iterator[TextIO]:
     """Sends what this process and its libraries print in the block to `driver.log` in the run directory.
 
     File descriptors are redirected, since Ray's core and the processes it starts write to them directly. Without a run
     directory at the end (the job was refused), the log is dropped.
 
     Args:
-        run_directory: URI of the run directory, which may come to be in the block.
+        storage: URI that the run directory is or comes to be in.
+        name: of the run directory.
         debug: redirect nothing.
 
     Yields:
@@ -40,7 +41,7 @@ def quiet_terminal(run_directory: str, *, debug: bool) -> Iterator[TextIO]:
             sys.stdout.flush()
             sys.stderr.flush()
             log.seek(0)
-            _keep(run_directory, log.read())
+            _keep(storage, name, log.read())
 
 
 @contextmanager
@@ -78,10 +79,10 @@ def _redirected(descriptors: tuple[int, ...], target: int) -> Iterator[TextIO]:
                 os.close(original)
 
 
-def _keep(run_directory: str, chatter: bytes) -> None:
+def _keep(storage: str, name: str, chatter: bytes) -> None:
     # The outcome of the run matters more than its log: a storage that fails now has been reported by the run itself.
     with contextlib.suppress(StorageError):
-        folder = Folder.open(run_directory)
+        folder = Folder.open(storage).child(name)
         if folder.exists("job.yaml"):
             earlier = folder.read(LOG) if folder.exists(LOG) else b""
             folder.write(LOG, earlier + chatter)

@@ -50,7 +50,7 @@ def run(
     from raytrain_app.cli.quiet import quiet_terminal
     from raytrain_app.report.terminal import next_lines, result_lines, shown
 
-    with quiet_terminal(f"{job.storage}/{job.name}", debug=debug) as terminal:
+    with quiet_terminal(job.storage, job.name, debug=debug) as terminal:
         # With --debug others print too, which a live bar does not bear.
         console = Console(file=terminal, force_terminal=False if debug else None)
         with shown(quiet=quiet, epochs=job.train.epochs, console=console) as show:

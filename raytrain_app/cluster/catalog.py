@@ -80,6 +80,14 @@ def find_machine(name: str) -> Machine | None:
     return machines().get(short)
 
 
+def prices_note() -> str:
+    """What the prices are, of when, and whose."""
+    return (
+        f"Prices are estimates: Google's list prices of {table()['date']} for us-central1 ({table()['source']}), without disks "
+        "and traffic. Spot prices change monthly, and are shown as the range that Google promises; other regions differ"
+    )
+
+
 def spot_range(price: float) -> tuple[float, float]:
     """Least and most that a spot machine of this price on demand may cost."""
     least, most = table()["spot_discount"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import json
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -48,11 +49,13 @@ class ClusterFile:
 
     def at(self, path: str) -> str:
         """The path with its line, or with that of what is nearest to it and in the file."""
+        line = self.line(path)
+        return f"{path} (line {line})" if line else path
+
+    def line(self, path: str) -> int:
+        """The line of the path, or of what is nearest to it and in the file; 0 if nothing is."""
         keys = tuple(path.split("."))
-        for length in range(len(keys), 0, -1):
-            if keys[:length] in self.lines:
-                return f"{path} (line {self.lines[keys[:length]]})"
-        return path
+        return next((self.lines[keys[:length]] for length in range(len(keys), 0, -1) if keys[:length] in self.lines), 0)
 
     @property
     def node_types(self) -> dict[str, dict[str, Any]]:
@@ -92,6 +95,12 @@ def did_you_mean(name: str, known: Iterable[str]) -> str:
     """A hint at the nearest known name, empty if none is near."""
     near = difflib.get_close_matches(name, list(known), 1)
     return f"; did you mean {near[0]}?" if near else ""
+
+
+def shown(value: Any) -> str:
+    """A value as it may stand in a file, cut where it is long."""
+    text = json.dumps(value, default=str)
+    return text if len(text) <= 60 else f"{text[:57]}..."
 
 
 def load_cluster(path: str) -> ClusterFile:

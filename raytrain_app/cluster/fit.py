@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from raytrain_app.cluster.catalog import spot_range, table
+from raytrain_app.cluster.catalog import prices_note, spot_range
 from raytrain_app.cluster.document import ClusterFile, section, whole
 from raytrain_app.cluster.nodes import room
 from raytrain_app.cluster.rules.machines import ACCOUNT_ADVICE, hourly_price, is_spot, is_tpu
@@ -100,7 +100,7 @@ def fit_rows(job: Job, file: ClusterFile) -> Iterator[tuple[str, str]]:
         yield "room", f"for {most} workers, less than the {job.scaling.workers.max} that the job can use"
     for count in sorted({job.scaling.workers.min, most}):
         yield f"{count} worker{'s' if count > 1 else ''}", price_text(count, options, file)
-    yield "prices", f"Google's of {table()['date']} for us-central1, without disks and traffic; spot prices change monthly"
+    yield "prices", prices_note()
 
 
 def price_text(workers: int, options: Sequence[Place], file: ClusterFile) -> str:

@@ -7,6 +7,8 @@ import socket
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
 
 import ray
 from ray._private.state import state as gcs_state
@@ -64,6 +66,17 @@ def raylet_is_gone(node: Node) -> bool:
     return False
 
 
+def here() -> str:
+    """Ray's id of the node that this process runs on."""
+    return str(ray.get_runtime_context().get_node_id())
+
+
+def session_logs() -> Path:
+    """Where Ray's processes of this node write their logs."""
+    node: Any = ray._private.worker._global_node
+    return Path(node.get_logs_dir_path())
+
+
 def room(resources: Mapping[str, float], per_worker: Mapping[str, float]) -> int:
     """How many workers of `per_worker` fit into `resources`."""
     fits = [int(resources.get(name, 0.0) / amount + 1e-9) for name, amount in per_worker.items() if amount > 0]
@@ -82,15 +95,6 @@ def beside(nodes: Sequence[Node], first: str, cpus: float, count: int) -> list[N
             return [replace(node, resources={}) for node in nodes]
         left[chosen] -= cpus
     return [replace(node, resources={**node.resources, "CPU": left.get(node.node_id, 0.0)}) for node in nodes]
-
-
-def ask_autoscaler(workers: int, per_worker: Mapping[str, float]) -> None:
-    """Tells the autoscaler, where there is one, to make room for that many workers in all; 0 takes the wish back."""
-    from ray.autoscaler.sdk import request_resources
-
-    bundle = {name: amount for name, amount in per_worker.items() if amount > 0}
-    bundles: Sequence[dict[str, float]] = [bundle] * workers if bundle else []
-    request_resources(bundles=list(bundles))
 
 
 def drain_node(node_id: str, reason: str, remaining_s: float) -> None:

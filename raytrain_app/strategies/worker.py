@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import platform
+import socket
 import traceback
 import uuid
 from collections.abc import Callable, Mapping
@@ -20,7 +21,7 @@ from raytrain_app.elastic.group import Rendezvous, choose_interface
 from raytrain_app.elastic.link import Link
 from raytrain_app.elastic.progress import Stopwatch
 from raytrain_app.elastic.roster import WorkerInfo
-from raytrain_app.errors import RaytrainError
+from raytrain_app.errors import ClusterError, RaytrainError
 from raytrain_app.job import Job, job_from_dict
 from raytrain_app.learners.base import Learner, Part
 from raytrain_app.storage.rundir import require_shared
@@ -86,11 +87,8 @@ def run_worker(spec: WorkerSpec, train: Callable[[Worker], None]) -> None:
     worker_id = f"{spec.pool}.{place}-{uuid.uuid4().hex[:6]}"
     with reporting(spec.membership, worker_id):
         job = job_from_dict(spec.job)
-        # TensorFlow has a GPU to itself: its gradients are summed on the host.
-        on_gpu = job.scaling.uses_gpu and job.framework == "torch"
-        device = torch.device("cuda", torch.cuda.current_device()) if on_gpu else torch.device("cpu")
         require_shared(spec.directory)
-        worker = _build(spec, job, worker_id, place, device, stopwatch)
+        worker = _build(spec, job, worker_id, place, stopwatch)
         try:
             train(worker)
         finally:
@@ -98,7 +96,7 @@ def run_worker(spec: WorkerSpec, train: Callable[[Worker], None]) -> None:
             worker.link.close()
 
 
-def _build(spec: WorkerSpec, job: Job, worker_id: str, place: int, device: torch.device, stopwatch: Stopwatch) -> Worker:
+def _build(spec: WorkerSpec, job: Job, worker_id: str, place: int, stopwatch: Stopwatch) -> Worker:
     import os
 
     host = ray.util.get_node_ip_address()
@@ -107,6 +105,7 @@ def _build(spec: WorkerSpec, job: Job, worker_id: str, place: int, device: torch
     os.environ.setdefault("NCCL_SOCKET_IFNAME", interface)
     rendezvous = Rendezvous(host)
     prepare_process(job)
+    device = choose_device(job)
     context = ray.get_runtime_context()
     info = WorkerInfo(
         worker_id=worker_id,
@@ -126,6 +125,24 @@ def _build(spec: WorkerSpec, job: Job, worker_id: str, place: int, device: torch
     learner = build_part(job, task, device) if job.replica_workers > 1 else build_learner(job, task, device, spec.directory)
     dataset = ray.get(spec.dataset[0])
     return Worker(job, task, learner, dataset, link, rendezvous, device, spec.directory, spec.vault)
+
+
+def choose_device(job: Job) -> torch.device:
+    """Where PyTorch computes in a worker. TensorFlow has a GPU to itself: its gradients are summed on the host.
+
+    Raises:
+        ClusterError: Ray gave the worker a GPU that PyTorch does not see.
+    """
+    if not job.scaling.uses_gpu or job.framework != "torch":
+        return torch.device("cpu")
+    if not torch.cuda.is_available():
+        build = f"CUDA {torch.version.cuda}" if torch.version.cuda else "CPUs only"
+        raise ClusterError(
+            f"host {socket.gethostname()} declares a GPU, and PyTorch sees none there: torch {torch.__version__} is built for "
+            f"{build}. Look with nvidia-smi whether the driver is installed, and was before Ray started; "
+            "install a torch for its CUDA, or correct the resources that the node declares"
+        )
+    return torch.device("cuda", torch.cuda.current_device())
 
 
 def prepare_process(job: Job) -> None:

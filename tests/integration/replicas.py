@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Any
 
 import ray
-import torch
 
 from raytrain_app.data import Dataset, Split, load
 from raytrain_app.elastic.membership import Failure, Mail, Membership
@@ -38,7 +37,7 @@ class Replica:
         job = Job.model_validate(spec.job)
         worker_id = f"{spec.pool}.{rank}-{uuid.uuid4().hex[:6]}"
         with reporting(spec.membership, worker_id):
-            worker = _build(spec, job, worker_id, rank, torch.device("cpu"), Stopwatch())
+            worker = _build(spec, job, worker_id, rank, Stopwatch())
             try:
                 train = model_parallel.train if job.replica_workers > 1 else allreduce.train
                 train(worker)

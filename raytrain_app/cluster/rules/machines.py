@@ -31,7 +31,7 @@ def machine_rules(file: ClusterFile) -> Iterator[Finding]:
         yield from _resources(path, node, config, head)
         yield from _accelerators(path, config, section(file.data, "provider"))
         yield from _scheduling(path, config, head)
-        yield from _disks(path, config)
+        yield from _disks(path, config, section(file.data, "provider"))
         yield from _service_account(path, config, section(file.data, "provider"), head)
         if gpu_count(config):
             yield from _driver(path, config, file, node)
@@ -191,14 +191,14 @@ def _scheduling(path: str, config: dict[str, Any], head: bool) -> Iterator[Findi
         )
     needs_end = spot or gpu_count(config) > 0
     maintenance = plan.get("onHostMaintenance", "TERMINATE" if spot else "MIGRATE")
-    if needs_end and maintenance != "TERMINATE":
+    if needs_end and maintenance == "MIGRATE":
         what = "spot machines" if spot else "machines with GPUs"
         yield Finding(
             f"{at}.onHostMaintenance", f"found {maintenance}; {what} cannot be moved while they run, so it must be TERMINATE"
         )
 
 
-def _disks(path: str, config: dict[str, Any]) -> Iterator[Finding]:
+def _disks(path: str, config: dict[str, Any], provider: dict[str, Any]) -> Iterator[Finding]:
     disks = config.get("disks")
     if not disks:
         if "sourceInstanceTemplate" not in config:
@@ -212,6 +212,7 @@ def _disks(path: str, config: dict[str, Any]) -> Iterator[Finding]:
                 "expected true: without it every machine leaves its disk behind, which is paid for",
                 fatal=False,
             )
+        yield from _disk_type(f"{at}.initializeParams.diskType", section(disk, "initializeParams"), config, provider)
         image = str(section(disk, "initializeParams").get("sourceImage", ""))
         family = image.rpartition("/")[2]
         if any(re.fullmatch(pattern, family) for pattern in table()["retired_images"]):
@@ -220,6 +221,22 @@ def _disks(path: str, config: dict[str, Any]) -> Iterator[Finding]:
                 f"image family {family} is retired; `gcloud compute images list` shows those there are",
                 fatal=False,
             )
+
+
+def _disk_type(at: str, parameters: dict[str, Any], config: dict[str, Any], provider: dict[str, Any]) -> Iterator[Finding]:
+    machine, zone = _machine(config), provider.get("availability_zone")
+    kind, good = parameters.get("diskType"), f"zones/{zone}/diskTypes/pd-balanced"
+    found = re.fullmatch(r"(?:.*/)?zones/([^/]+)/diskTypes/([^/]+)", str(kind))
+    refuses_standard = machine is not None and machine.family in table()["no_standard_disk"]
+    if kind is None:
+        drawback = f"{machine.name} does not take" if machine is not None and refuses_standard else "is slow to install on"
+        yield Finding(at, f"is missing, and the default is a standard disk, which {drawback}; use {good}", fatal=refuses_standard)
+    elif found is None:
+        yield Finding(at, f"found {kind}; expected a type with its zone, such as {good}")
+    elif found[1] != zone:
+        yield Finding(at, f"found a type of {found[1]}, but availability_zone is {zone}; use {good}")
+    elif found[2] == "pd-standard" and machine is not None and refuses_standard:
+        yield Finding(at, f"found pd-standard, which {machine.name} does not take; use {good}")
 
 
 def _service_account(path: str, config: dict[str, Any], provider: dict[str, Any], head: bool) -> Iterator[Finding]:

@@ -11,7 +11,7 @@ from typing import Any
 
 import jsonschema
 
-from raytrain_app.cluster.document import ClusterFile, Finding, did_you_mean, section, whole
+from raytrain_app.cluster.document import ClusterFile, Finding, did_you_mean, section, shown, whole
 
 # Ray 1.x had these at the top. `min_workers` is dropped without a word, the others are refused or ignored.
 OLD_KEYS = {
@@ -37,6 +37,7 @@ PROVIDER_KEYS = {
     "disable_launch_config_check",
     "foreground_node_launch",
 }
+PROVIDERS = ("aliyun", "aws", "azure", "external", "gcp", "kuberay", "local", "spark", "vsphere")
 PROJECT_ID = re.compile(r"([a-z0-9.-]+:)?[a-z][a-z0-9-]{4,28}[a-z0-9]")
 PLACEHOLDERS = ("my-project", "your-project", "project-id")
 CLUSTER_NAME = re.compile(r"[a-z]([a-z0-9-]{0,38}[a-z0-9])?")
@@ -80,9 +81,9 @@ def _schema(file: ClusterFile) -> Iterator[Finding]:
             yield Finding(f"{path}.{missing}" if path else missing, "is missing; it must be given")
         elif error.validator == "type":
             kinds = [error.validator_value] if isinstance(error.validator_value, str) else error.validator_value
-            yield Finding(path, f"found {_shown(error.instance)}; expected {' or '.join(TYPES[kind] for kind in kinds)}")
+            yield Finding(path, f"found {shown(error.instance)}; expected {' or '.join(TYPES[kind] for kind in kinds)}")
         else:
-            yield Finding(path, f"found {_shown(error.instance)}; {error.message}")
+            yield Finding(path, f"found {shown(error.instance)}; {error.message}")
 
 
 def ray_schema() -> dict[str, Any]:
@@ -97,7 +98,10 @@ def ray_schema() -> dict[str, Any]:
 
 def _provider(file: ClusterFile) -> Iterator[Finding]:
     provider = section(file.data, "provider")
-    if provider.get("type") != "gcp":
+    kind = provider.get("type")
+    if kind is not None and kind not in PROVIDERS:
+        yield Finding("provider.type", f"found {kind}; expected gcp, or another of Ray's: {', '.join(PROVIDERS)}")
+    if kind != "gcp":
         return
     for key in provider.keys() - PROVIDER_KEYS:
         yield Finding(f"provider.{key}", f"is not a key that Ray's GCP provider reads{did_you_mean(str(key), PROVIDER_KEYS)}")
@@ -154,8 +158,3 @@ def _limits(path: str, node: dict[str, Any], file: ClusterFile, head: bool) -> I
         yield Finding(f"{path}.min_workers", f"found {least}, but max_workers is {most}")
     elif most > file.max_workers:
         yield Finding(f"{path}.max_workers", f"found {most}, but the cluster's max_workers is {file.max_workers}", fatal=False)
-
-
-def _shown(value: Any) -> str:
-    text = json.dumps(value, default=str)
-    return text if len(text) <= 60 else f"{text[:57]}..."

@@ -113,6 +113,16 @@ def test_plain_ray_job_submit(head: Head, project: Path) -> None:
     assert (project.parent / "runs" / "submitted" / "result.json").exists()
 
 
+@pytest.mark.slow
+def test_a_folder_of_the_job_is_good_enough_for_one_node(head: Head, project: Path) -> None:
+    options = ["--set", "storage=runs", "--set", "task=synthetic"]
+    command = ["ray", "job", "submit", "--address", head.url, "--working-dir", ".", "--"]
+    command += ["python", "-m", "raytrain_app", "run", "job.yaml", *options]
+    done = subprocess.run(command, cwd=project, env=head.environment, capture_output=True, text=True, timeout=280)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "storage: found runs, which is inside the folder that Ray made for this job" in done.stdout
+
+
 def test_refusals_come_before_anything_is_sent(head: Head, project: Path) -> None:
     submit = ("submit", "job.yaml", "--address", head.url)
     code, _, err = outcome(head, project, *submit, "--env", "NOT_SET_ANYWHERE")

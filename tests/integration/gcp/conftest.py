@@ -18,7 +18,7 @@ import pytest
 import yaml
 
 from tests.integration.gcp.emulator import PROJECT, Emulator
-from tests.integration.gcp.machines import Network, lacking
+from tests.integration.gcp.machines import USER, Network, lacking
 from tests.integration.storage.gcs import serve_bucket
 
 REDIRECT = Path(__file__).parent / "redirect"
@@ -41,7 +41,7 @@ class Box:
             **os.environ,
             "HOME": str(home),
             "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
-            "PYTHONPATH": str(REDIRECT),
+            "PYTHONPATH": f"{REDIRECT}:{repository}",
             "GCE_EMULATOR": emulator.host,
         }
         self.run("ray", "get-auth-token", "--generate")
@@ -61,13 +61,13 @@ class Box:
         return done.stdout + done.stderr
 
     @contextmanager
-    def running(self, *command: str, cwd: Path | None = None) -> Iterator[subprocess.Popen[str]]:
+    def running(self, *command: str, cwd: Path | None = None, **variables: str) -> Iterator[subprocess.Popen[str]]:
         """A command that goes on meanwhile; it and all that it started end with the block."""
         with tempfile.TemporaryFile("w+") as output:
             process = subprocess.Popen(
                 command,
                 cwd=cwd or self._repository,
-                env=self.environment,
+                env={**self.environment, **variables},
                 text=True,
                 stdin=subprocess.DEVNULL,
                 stdout=output,
@@ -127,7 +127,8 @@ def box(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Box]:
         with serve_bucket(network.gateway) as host:
             machines = folder / "machines"
             machines.mkdir()
-            emulator = Emulator(network, machines, {"PYTHONPATH": str(REDIRECT)})
+            # What `ray up` copied to a machine is what runs there.
+            emulator = Emulator(network, machines, {"PYTHONPATH": f"{REDIRECT}:/home/{USER}/raytrain"})
             try:
                 repository = Path(__file__).parents[3]
                 yield Box(emulator, folder, repository, f"gs://bucket/runs?endpoint_override={host}&scheme=http")

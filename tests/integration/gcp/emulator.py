@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qs, urlparse
 
+from raytrain_app.cluster.rules.fields import instance_findings
 from tests.integration.gcp.machines import Machine, Network
 
 PROJECT = "box-project"
@@ -27,10 +28,15 @@ class Emulator:
         network: that the machines are put on; the services listen on its gateway.
         folder: for the machines' private files.
         environment: further variables that the machines' programs find set.
+
+    Attributes:
+        instances: the machines that there are, by name, as the API describes them.
+        refusal: code and message of the error that every wish for a machine ends with while it is set.
     """
 
     def __init__(self, network: Network, folder: Path, environment: dict[str, str]) -> None:
         self.instances: dict[str, dict[str, Any]] = {}
+        self.refusal: dict[str, str] = {}
         self._machines: dict[str, Machine] = {}
         self._network, self._folder = network, folder
         self._metadata: dict[str, Any] = {"items": []}
@@ -100,7 +106,12 @@ class Emulator:
         if name is None and method == "GET":
             expression = query.get("filter", [""])[0]
             return 200, {"items": [instance for instance in self.instances.values() if _matches(instance, expression)]}
+        if name is None and self.refusal:  # the request is taken, and its operation fails
+            return 200, {"name": "operation-refused", "status": "RUNNING"}
         if name is None:
+            wrong = [f"{finding.path}: {finding.text}" for finding in instance_findings(body, "resource") if finding.fatal]
+            if wrong:
+                return 400, {"error": {"code": 400, "message": "; ".join(wrong)}}
             self._create(body)
             return 200, DONE
         if name not in self.instances:
@@ -155,6 +166,7 @@ class Emulator:
 
         subnet = {"name": "default", "selfLink": f"projects/{PROJECT}/regions/box/subnetworks/default"}
         return {
+            r"/operations/operation-refused$": lambda: (200, {**DONE, "error": {"errors": [self.refusal]}}),
             r"/operations/": lambda: (200, DONE),
             r"setCommonInstanceMetadata$": metadata,
             r"/subnetworks$": lambda: (200, {"items": [subnet]}),

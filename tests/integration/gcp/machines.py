@@ -41,8 +41,9 @@ def lacking() -> str:
         return "it needs root on Linux, for network namespaces"
     if missing:
         return f"{', '.join(missing)} not found; on Debian: apt-get install iproute2 openssh-client openssh-server procps rsync"
-    tried = subprocess.run(["unshare", "--net", "--pid", "--mount", "--fork", "true"], capture_output=True, text=True)
-    return f"namespaces cannot be made here: {tried.stderr.strip()}" if tried.returncode else ""
+    trial = "ip netns add gcetrial && ip netns del gcetrial && ip link add gcetrial type bridge && ip link del gcetrial"
+    tried = subprocess.run(f"unshare --pid --mount --fork true && {trial}", shell=True, capture_output=True, text=True)
+    return f"namespaces and bridges cannot be made here: {tried.stderr.strip()}" if tried.returncode else ""
 
 
 class Network:

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import json
+import shutil
 import socket
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -20,16 +21,17 @@ from tests.integration.gcp.conftest import Box, wait_for
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
+PROJECT_FOLDER = Path(__file__).parent / "project"
 JOB: dict[str, Any] = {
     "name": "elastic",
-    "task": "mnist",
+    "task": "paced:TASK",
     "model": {"name": "cnn"},
     "data": {"source": "mnist-sample"},
-    "train": {"epochs": 8, "global_batch_size": 64, "virtual_shards": 3, "seed": 0},
+    "train": {"epochs": 3, "global_batch_size": 64, "virtual_shards": 3, "seed": 0},
     "optimizer": {"name": "adam", "lr": 0.002},
     # A whole machine for each worker, so that three workers need three machines.
     "scaling": {"workers": "1..3", "resources_per_worker": {"CPU": 4}},
-    "checkpoint": {"every_steps": 50},
+    "checkpoint": {"every_steps": 20},
     "failure": {"heartbeat_s": 10},
     "audit": True,
     "tensorboard": False,
@@ -37,10 +39,17 @@ JOB: dict[str, Any] = {
 
 
 class Run:
-    """A submitted job and what it has left in the bucket so far."""
+    """A submitted job and what it has left in the bucket so far.
 
-    def __init__(self, box: Box, process: subprocess.Popen[str], name: str) -> None:
-        self._box, self.process, self._name = box, process, name
+    Args:
+        box: that it runs in.
+        process: the `raytrain submit` that follows it.
+        name: of the run.
+        slow: file that keeps the run slow while it is there.
+    """
+
+    def __init__(self, box: Box, process: subprocess.Popen[str], name: str, slow: Path) -> None:
+        self._box, self.process, self._name, self._slow = box, process, name, slow
 
     @property
     def uri(self) -> str:
@@ -53,90 +62,176 @@ class Run:
             return [event for event in RunDirectory.open(self.uri).read_events() if event["kind"] in kinds]
         return []
 
-    def steps(self) -> int:
-        with contextlib.suppress(StorageError):
-            return max([record["step"] for record in RunDirectory.open(self.uri).read_metrics()], default=0)
-        return 0
+    def workers(self) -> int:
+        """Workers of the newest generation."""
+        return max([(event["generation"], event["workers"]) for event in self.events("generation")], default=(0, 0))[1]
 
-    def wait_for(self, condition: Any, seconds: float = 180.0) -> None:
+    def wait_for(self, condition: Callable[[], object], seconds: float = 180.0) -> None:
         def check() -> bool:
             if self.process.poll() is not None and not condition():
                 raise AssertionError(f"the job has ended: {self.output()}")
             return bool(condition())
 
-        wait_for(check, seconds, self._box.logs)
+        wait_for(check, seconds, lambda: f"{self.events()}\n{self._box.output(self.process)}\n{self._box.logs()}")
+
+    def hurry(self) -> None:
+        """Lets the run go at its own speed from now on."""
+        self._slow.unlink(missing_ok=True)
+
+    def said(self) -> str:
+        """What the job said so far."""
+        return self._box.output(self.process)
 
     def output(self) -> str:
         """All that the job said, once it has ended."""
         self.process.wait(280)
         return self._box.output(self.process)
 
-    def result(self) -> dict[str, Any]:
+    def finish(self) -> dict[str, Any]:
+        """The result of a run that ends well, with an exact ledger."""
+        self.hurry()
+        output = self.output()
+        assert self.process.returncode == 0, output
         result = RunDirectory.open(self.uri).read_result()
         assert result is not None
+        assert result["status"] == "finished"
+        self._box.run("raytrain", "audit", self.uri)
         return result
 
 
-@contextmanager
-def cluster(box: Box) -> Iterator[str]:
-    """The cluster, from `ray up` to `ray down`; the address of its job server, reached as a user does."""
-    box.run("raytrain", "cluster", "check", str(box.cluster_file))
-    box.run("ray", "up", "--yes", "--no-config-cache", str(box.cluster_file))
-    try:
-        with tunnel(box) as url:
-            yield url
-    finally:
-        box.run("ray", "down", "--yes", str(box.cluster_file))
-        wait_for(lambda: not box.emulator.instances)
+class Cluster:
+    """The shipped cluster, reached as a user does.
 
+    Args:
+        box: that it lives in.
+    """
 
-@contextmanager
-def tunnel(box: Box) -> Iterator[str]:
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
+    def __init__(self, box: Box) -> None:
+        self._box, self._tunnel = box, contextlib.ExitStack()
+        with socket.create_server(("127.0.0.1", 0)) as free:
+            self._port = free.getsockname()[1]
+        self.url = f"http://127.0.0.1:{self._port}"
 
-    def open_() -> bool:
-        with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port), 1):
+    def up(self) -> None:
+        self._tunnel.close()
+        self._box.run("ray", "up", "--yes", "--no-config-cache", str(self._box.cluster_file))
+        self._tunnel.enter_context(self._box.running("ray", "dashboard", "--port", str(self._port), str(self._box.cluster_file)))
+        wait_for(self._reachable, 60)
+
+    def down(self) -> None:
+        self._tunnel.close()
+        self._box.run("ray", "down", "--yes", str(self._box.cluster_file))
+
+    @contextmanager
+    def submitted(self, folder: Path, job: dict[str, Any], *options: str) -> Iterator[Run]:
+        """A job sent with `raytrain submit`, which goes on meanwhile."""
+        project, slow = folder / "project", folder / "slow"
+        shutil.copytree(PROJECT_FOLDER, project, dirs_exist_ok=True)
+        (project / "job.yaml").write_text(json.dumps({**job, "storage": self._box.bucket}))
+        slow.touch()
+        command = ["raytrain", "submit", "job.yaml", "--address", self.url, "--env", "SLOW_WHILE", *options]
+        with self._box.running(*command, cwd=project, SLOW_WHILE=str(slow)) as process:
+            yield Run(self._box, process, job["name"], slow)
+
+    def _reachable(self) -> bool:
+        with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", self._port), 1):
             return True
         return False
 
-    with box.running("ray", "dashboard", "--port", str(port), str(box.cluster_file)):
-        wait_for(open_, 60)
-        yield f"http://127.0.0.1:{port}"
+
+@pytest.fixture(scope="module")
+def cluster(box: Box) -> Iterator[Cluster]:
+    box.run("raytrain", "cluster", "check", str(box.cluster_file))
+    cluster = Cluster(box)
+    cluster.up()
+    yield cluster
+    cluster.down()
+    wait_for(lambda: not box.emulator.instances)
 
 
-@contextmanager
-def submitted(box: Box, url: str, folder: Path, job: dict[str, Any], *options: str) -> Iterator[Run]:
-    """A job sent with `raytrain submit`, which goes on meanwhile."""
-    folder.mkdir(exist_ok=True)
-    (folder / "job.yaml").write_text(json.dumps({**job, "storage": box.bucket}))
-    with box.running("raytrain", "submit", "job.yaml", "--address", url, *options, cwd=folder) as process:
-        yield Run(box, process, job["name"])
-
-
-def undisturbed(box: Box, folder: Path, job: dict[str, Any]) -> str:
-    """The hash of the same job on this machine alone."""
-    job = {**job, "storage": str(folder), "audit": False, "scaling": {"workers": 1}}
+def undisturbed(folder: Path, job: dict[str, Any]) -> str:
+    """The hash of the same job on this machine alone, with the built-in task."""
+    job = {**job, "task": "mnist", "storage": str(folder), "audit": False, "scaling": {"workers": 1}}
     (folder / "alone.yaml").write_text(json.dumps(job))
     subprocess.run([sys.executable, "-m", "raytrain_app", "run", "alone.yaml"], cwd=folder, check=True, capture_output=True)
     result = json.loads((folder / job["name"] / "result.json").read_text())
     return str(result["weights_sha256"])
 
 
-def test_a_run_on_spot_machines(box: Box, tmp_path: Path) -> None:
+def test_a_run_on_spot_machines(box: Box, cluster: Cluster, tmp_path: Path) -> None:
     """Machines come when the job asks; one is reclaimed with notice, one vanishes; the weights are as if nothing had been."""
-    with cluster(box) as url, submitted(box, url, tmp_path / "project", JOB) as run:
-        run.wait_for(lambda: len(run.events("join")) >= 3)
+    with cluster.submitted(tmp_path, JOB) as run:
+        run.wait_for(lambda: run.workers() == 3)
         first, second, *_ = box.emulator.named("cpu")
         box.emulator.reclaim(first)
         run.wait_for(lambda: run.events("leave"))
-        run.wait_for(lambda: len(run.events("join")) >= 4)
+        run.wait_for(lambda: len(run.events("join")) == 4)
         box.emulator.lose(second)
-        run.wait_for(lambda: run.events("worker_lost"))
+        run.wait_for(lambda: run.events("worker_lost", "node_lost"))
+        result = run.finish()
+        assert RunDirectory.open(run.uri).checkpoints.exists("latest")
+    assert result["weights_sha256"] == undisturbed(tmp_path, JOB)
+
+
+def test_parameter_servers_lose_a_machine(box: Box, cluster: Cluster, tmp_path: Path) -> None:
+    job = {**JOB, "name": "servers", "model": {"name": "linear"}, "strategy": {"name": "parameter_server"}}
+    with cluster.submitted(tmp_path, job) as run:
+        run.wait_for(lambda: run.workers() >= 2)
+        box.emulator.lose(box.emulator.named("cpu")[0])
+        run.wait_for(lambda: run.events("worker_lost", "node_lost"))
+        run.finish()
+
+
+def test_keras_loses_a_machine(box: Box, cluster: Cluster, tmp_path: Path) -> None:
+    job = {**JOB, "name": "keras", "model": {"name": "mlp"}, "framework": "tensorflow"}
+    with cluster.submitted(tmp_path, job) as run:
+        run.wait_for(lambda: run.workers() >= 2)
+        box.emulator.lose(box.emulator.named("cpu")[0])
+        run.wait_for(lambda: run.events("worker_lost", "node_lost"))
+        result = run.finish()
+    assert result["weights_sha256"] == undisturbed(tmp_path, job)
+
+
+def test_machines_that_do_not_come_and_gpus_that_are_none(box: Box, cluster: Cluster, tmp_path: Path) -> None:
+    """Who waits for a machine is told why it does not come; one that comes without its GPU's driver ends the run at once."""
+    job = {**JOB, "name": "gpu", "scaling": {"workers": 1, "resources_per_worker": {"GPU": 1}}}
+    box.emulator.refusal = {
+        "code": "QUOTA_EXCEEDED",
+        "message": "Quota 'NVIDIA_T4_GPUS' exceeded.  Limit: 0.0 in region us-west1.",
+    }
+    with cluster.submitted(tmp_path, job) as run:
+        run.wait_for(lambda: "Quota 'NVIDIA_T4_GPUS' exceeded" in run.said())
+        box.emulator.refusal = {}
         output = run.output()
-        assert run.process.returncode == 0, output
-        result = run.result()
-        assert result["status"] == "finished"
-        box.run("raytrain", "audit", run.uri)
-    assert result["weights_sha256"] == undisturbed(box, tmp_path, JOB)
-    assert RunDirectory.open(run.uri).checkpoints.exists("latest")
+    assert "ask for a larger quota" in output
+    assert "declares a GPU, and PyTorch sees none there" in output
+    assert run.process.returncode == 4, output
+
+
+def test_storage_that_only_the_head_sees(box: Box, cluster: Cluster, tmp_path: Path) -> None:
+    shutil.copytree(PROJECT_FOLDER, tmp_path, dirs_exist_ok=True)
+    (tmp_path / "job.yaml").write_text(json.dumps({**JOB, "task": "mnist", "storage": "runs"}))
+    command = ["ray", "job", "submit", "--address", cluster.url, "--working-dir", ".", "--"]
+    command += ["python", "-m", "raytrain_app", "run", "job.yaml"]
+    with box.running(*command, cwd=tmp_path, RAY_AUTH_MODE="token") as process:
+        process.wait(100)
+        output = box.output(process)
+    assert process.returncode != 0
+    assert "workers on other nodes do not see it" in output
+    assert "--set storage=" in output
+
+
+def test_a_lost_head(box: Box, cluster: Cluster, tmp_path: Path) -> None:
+    """The run is lost with its driver; on the next head the same job goes on from the bucket."""
+    job = {**JOB, "name": "headless"}
+    with cluster.submitted(tmp_path, job) as run:
+        run.wait_for(lambda: len(run.events("checkpoint")) >= 2)
+        box.emulator.lose(box.emulator.named("head")[0])
+        cluster.up()
+        assert "its head was replaced; submit it with --resume to go on" in run.output()
+        assert run.process.returncode == 5
+    with cluster.submitted(tmp_path, job, "--resume") as run:
+        run.wait_for(lambda: run.events("resume"))
+        result = run.finish()
+    assert run.events("resume")[0]["step"] > 0
+    assert result["weights_sha256"] == undisturbed(tmp_path, job)

@@ -33,6 +33,7 @@ def test_a_good_file_is_summed_up(cluster_file: Path, capsys: pytest.CaptureFixt
     code, out, err = run(capsys, "cluster", "check", str(cluster_file))
     assert (code, err) == (0, "")
     assert "gpu_t4     n1-standard-8  8 CPU, 1 GPU" in out
+    assert "Prices are estimates: Google's list prices of 20" in out
     assert "roles/iam.roleViewer" in out
     assert "--no-config-cache" in out
 
@@ -46,6 +47,14 @@ def test_all_problems_are_listed(cluster_file: Path, capsys: pytest.CaptureFixtu
     assert "2 problems\n  min_workers (line " in err
     assert "available_node_types.cpu.resources.CPU (line " in err
     assert "advice: max_workers: is missing" in out
+
+
+def test_what_an_anchor_spreads_is_said_once(cluster_file: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    cluster_file.write_text(cluster_file.read_text().replace("onHostMaintenance: TERMINATE", "onHostMaintenance: STOP"))
+    code, _, err = run(capsys, "cluster", "check", str(cluster_file))
+    assert code == 2
+    assert "1 problem\n  available_node_types.cpu.node_config.scheduling.onHostMaintenance (line " in err
+    assert "(so it is for gpu_t4, gpu_l4, gpu_a100)" in err
 
 
 def test_a_job_against_a_cluster(repository: Path, cluster_file: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -21,6 +21,8 @@ HEAD, CPU, T4 = "available_node_types.head", "available_node_types.cpu", "availa
 API = "https://www.googleapis.com/compute/v1"
 GPU = f"{T4}.node_config.guestAccelerators.0"
 SPOT = f"{CPU}.node_config.scheduling"
+DISK = f"{CPU}.node_config.disks.0.initializeParams"
+L4_DISK = "available_node_types.gpu_l4.node_config.disks.0.initializeParams"
 IMAGE, T4_IMAGE = (
     f"{CPU}.node_config.disks.0.initializeParams.sourceImage",
     f"{T4}.node_config.disks.0.initializeParams.sourceImage",
@@ -121,15 +123,43 @@ PROBLEMS: list[tuple[dict[str, Any], str, str]] = [
         f"{T4}.node_config.metadata",
         "nothing installs the GPU's driver",
     ),
+    # Fields of a machine.
+    ({f"{CPU}.node_config.guestAccelerator": []}, f"{CPU}.node_config.guestAccelerator", "did you mean guestAccelerators?"),
+    (
+        {f"{SPOT}.provisioningModel": "SPOTTY"},
+        f"{SPOT}.provisioningModel",
+        "RESERVATION_BOUND, SPOT, STANDARD; did you mean SPOT?",
+    ),
+    ({f"{T4}.node_config.metadata.items.0.value": True}, f"{T4}.node_config.metadata.items.0.value", "expected text; put it in"),
+    (
+        {f"{DISK}.diskSizeGb": "50 GB"},
+        f"{DISK}.diskSizeGb",
+        'found "50 GB"; expected a whole number',
+    ),
+    ({f"{CPU}.node_config.disks.0.boot": "yes"}, f"{CPU}.node_config.disks.0.boot", "expected true or false"),
+    ({f"{CPU}.node_config.serviceAccounts": {}}, f"{CPU}.node_config.serviceAccounts", "expected a list"),
+    ({"provider.type": "google"}, "provider.type", "found google; expected gcp"),
     # Spot machines and hosts.
-    ({f"{SPOT}.0.onHostMaintenance": "MIGRATE"}, f"{SPOT}.onHostMaintenance", "spot machines cannot be moved"),
-    ({f"{SPOT}.0.automaticRestart": True}, f"{SPOT}.automaticRestart", "refuses it"),
+    ({f"{SPOT}.onHostMaintenance": "MIGRATE"}, f"{SPOT}.onHostMaintenance", "spot machines cannot be moved"),
+    ({f"{SPOT}.automaticRestart": True}, f"{SPOT}.automaticRestart", "refuses it"),
     (
         {f"{T4}.node_config.scheduling": []},
         f"{T4}.node_config.scheduling.onHostMaintenance",
         "machines with GPUs cannot be moved",
     ),
     ({f"{CPU}.node_config.disks": DELETE}, f"{CPU}.node_config.disks", "needs a boot disk"),
+    (
+        {f"{DISK}.diskType": "pd-ssd"},
+        f"{DISK}.diskType",
+        "a type with its zone, such as zones/us-west1-b/diskTypes/pd-b",
+    ),
+    ({f"{DISK}.diskType": "zones/us-west1-a/diskTypes/pd-ssd"}, f"{DISK}.diskType", "availability_zone is us-west1-b"),
+    ({f"{L4_DISK}.diskType": DELETE}, f"{L4_DISK}.diskType", "a standard disk, which g2-standard-8 does not take"),
+    (
+        {f"{L4_DISK}.diskType": "zones/us-west1-b/diskTypes/pd-standard"},
+        f"{L4_DISK}.diskType",
+        "which g2-standard-8 does not take",
+    ),
     ({f"{CPU}.node_config.serviceAccounts.0.scopes": ["x"]}, f"{CPU}.node_config.serviceAccounts.0.scopes", "cannot use storage"),
     # TPUs.
     (
@@ -174,14 +204,16 @@ ADVICE: list[tuple[dict[str, Any], str, str]] = [
     ({"max_workers": DELETE}, "max_workers", "Ray's default is 2"),
     ({f"{HEAD}.resources.CPU": 4}, f"{HEAD}.resources.CPU", "with 0 no worker can slow"),
     ({f"{CPU}.node_config.machineType": "n2-standard-5"}, f"{CPU}.node_config.machineType", "did you mean n2-standard-"),
-    ({f"{SPOT}.0.instanceTerminationAction": "STOP"}, f"{SPOT}.instanceTerminationAction", "stays in the project"),
+    ({f"{SPOT}.instanceTerminationAction": "STOP"}, f"{SPOT}.instanceTerminationAction", "stays in the project"),
     ({SPOT: [{"preemptible": True}]}, f"{SPOT}.preemptible", "ends after 24 hours"),
+    ({SPOT: [{"preemptible": True}]}, SPOT, "own form is one section"),
     (
         {f"{HEAD}.node_config.scheduling": {"preemptible": True}},
         f"{HEAD}.node_config.scheduling",
         "the cluster and all that runs on it end",
     ),
     ({f"{CPU}.node_config.disks.0.autoDelete": False}, f"{CPU}.node_config.disks.0.autoDelete", "leaves its disk behind"),
+    ({f"{DISK}.diskType": DELETE}, f"{DISK}.diskType", "is slow to install on"),
     ({IMAGE: "projects/ml-images/global/images/family/tf-1-12-gpu"}, IMAGE, "is retired"),
     (
         {f"{CPU}.node_config.serviceAccounts": DELETE},
@@ -249,7 +281,7 @@ def test_short_names_and_full_urls_of_accelerators_are_fine(shipped: dict[str, A
 
 def test_everything_is_found_at_once_in_the_order_of_the_lines(shipped: dict[str, Any]) -> None:
     file = changed(
-        shipped, {"min_workers": 4, "provider.zone": "a", f"{CPU}.resources.CPU": 40, f"{SPOT}.0.automaticRestart": True}
+        shipped, {"min_workers": 4, "provider.zone": "a", f"{CPU}.resources.CPU": 40, f"{SPOT}.automaticRestart": True}
     )
     found = [file.at(finding.path) for finding in check_cluster(file)]
     numbers = [int(place.partition("line ")[2].rstrip(")")) for place in found]

@@ -1,0 +1,30 @@
+"""Where a worker computes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from raytrain_app.errors import ClusterError
+from raytrain_app.job import Job, job_from_dict
+from raytrain_app.strategies.worker import choose_device
+
+
+def make_job(framework: str = "torch", **scaling: Any) -> Job:
+    raw = {"name": "unit", "task": "mnist", "model": {"name": "linear"}, "framework": framework, "scaling": scaling}
+    return job_from_dict(raw)
+
+
+def test_the_host_for_those_that_need_no_gpu() -> None:
+    host = torch.device("cpu")
+    assert choose_device(make_job()) == host
+    assert choose_device(make_job(device="cpu", resources_per_worker={"GPU": 1})) == host
+    assert choose_device(make_job("tensorflow", resources_per_worker={"GPU": 1})) == host
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has a GPU")
+def test_a_gpu_that_is_declared_and_not_there() -> None:
+    with pytest.raises(ClusterError, match=r"declares a GPU, and PyTorch sees none there: torch .* is built for .* nvidia-smi"):
+        choose_device(make_job(resources_per_worker={"GPU": 1}))
