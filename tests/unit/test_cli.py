@@ -17,7 +17,7 @@ from typer.testing import CliRunner
 import raytrain_app
 from raytrain_app import cli
 from raytrain_app.errors import ClusterError, DataError, Interrupted, JobError, StorageError, TrainingError
-from tests.unit.report.making import START_S, make_run, status
+from tests.unit.report.making import START_S, make_run, result, status
 
 
 def raytrain(*arguments: str, folder: Path | None = None) -> subprocess.CompletedProcess[str]:
@@ -104,6 +104,21 @@ def test_help_is_light() -> None:
     )
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=False)
     assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_runs_are_listed_compared_and_drawn_over_each_other(tmp_path: Path) -> None:
+    make_run(tmp_path / "runs" / "a", 20, ended=result(20))
+    make_run(tmp_path / "runs" / "b", 20, ended=result(20, test_accuracy=0.97), optimizer={"name": "sgd"})
+    (tmp_path / "runs" / "damaged").mkdir()
+    (tmp_path / "runs" / "damaged" / "job.yaml").write_text("name: [")
+    listed = raytrain("list", folder=tmp_path)
+    assert [line.split()[0] for line in listed.stdout.splitlines()] == ["run", "a", "b"]
+    assert "runs/damaged" in listed.stderr
+    compared = json.loads(raytrain("compare", "a", "b", "--json", folder=tmp_path).stdout)
+    assert compared["differences"]["optimizer.name"] == ["adam", "sgd"]
+    drawn = raytrain("report", "a", "b", folder=tmp_path)
+    assert drawn.stdout.strip() == str(tmp_path / "comparison" / "report.html")
+    assert "The most accurate on test rows is b with 97.00 %" in (tmp_path / "comparison" / "report.html").read_text()
 
 
 @pytest.mark.parametrize(
