@@ -25,4 +25,4 @@ def check_cluster(file: ClusterFile) -> list[Finding]:
 def _once(findings: list[Finding]) -> Finding:
     first, *others = findings
     names = [parts[1] for finding in others if len(parts := finding.path.split(".")) > 1]
-    return replace(first, text=f"{first.text} (so it is for {', '.join(dict.fromkeys(names))})") if names else first
+    return replace(first, text=f"{first.text} (also: {', '.join(dict.fromkeys(names))})") if names else first

@@ -73,7 +73,7 @@ def _versions(file: ClusterFile) -> Iterator[Finding]:
         if found:
             pins.append((f"docker.{key}", found[1]))
             pythons += [(f"docker.{key}", f"{found[2]}.{found[3]}")] if found[2] else []
-        elif ":" not in image.rpartition("/")[2] or image.endswith((":latest", ":nightly")):
+        elif ":" not in image.rpartition("/")[2] or re.search(":(latest|nightly)", image):
             yield Finding(
                 f"docker.{key}",
                 f"found {image}; expected an image of a fixed version, such as rayproject/ray:{here}",

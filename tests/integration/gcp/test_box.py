@@ -149,16 +149,25 @@ def cluster(box: Box) -> Iterator[Cluster]:
     wait_for(lambda: not box.emulator.instances)
 
 
-def undisturbed(folder: Path, job: dict[str, Any]) -> str:
-    """The hash of the same job on this machine alone, with the built-in task."""
-    job = {**job, "task": "mnist", "storage": str(folder), "audit": False, "scaling": {"workers": 1}}
-    (folder / "alone.yaml").write_text(json.dumps(job))
-    subprocess.run([sys.executable, "-m", "raytrain_app", "run", "alone.yaml"], cwd=folder, check=True, capture_output=True)
-    result = json.loads((folder / job["name"] / "result.json").read_text())
-    return str(result["weights_sha256"])
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., str]:
+    """Gives the hash of a job's weights on this machine alone, with the built-in task."""
+    known: dict[str, str] = {}
+
+    def alone(job: dict[str, Any]) -> str:
+        job = {**job, "name": "alone", "task": "mnist", "audit": False, "scaling": {"workers": 1}, "storage": "runs"}
+        text = json.dumps(job)
+        if text not in known:
+            folder = tmp_path_factory.mktemp("alone")
+            (folder / "job.yaml").write_text(text)
+            subprocess.run([sys.executable, "-m", "raytrain_app", "run", "job.yaml"], cwd=folder, check=True, capture_output=True)
+            known[text] = json.loads((folder / "runs" / "alone" / "result.json").read_text())["weights_sha256"]
+        return known[text]
+
+    return alone
 
 
-def test_a_run_on_spot_machines(box: Box, cluster: Cluster, tmp_path: Path) -> None:
+def test_a_run_on_spot_machines(box: Box, cluster: Cluster, tmp_path: Path, undisturbed: Callable[..., str]) -> None:
     """Machines come when the job asks; one is reclaimed with notice, one vanishes; the weights are as if nothing had been."""
     with cluster.submitted(tmp_path, JOB) as run:
         run.wait_for(lambda: run.workers() == 3)
@@ -170,7 +179,7 @@ def test_a_run_on_spot_machines(box: Box, cluster: Cluster, tmp_path: Path) -> N
         run.wait_for(lambda: run.events("worker_lost", "node_lost"))
         result = run.finish()
         assert RunDirectory.open(run.uri).checkpoints.exists("latest")
-    assert result["weights_sha256"] == undisturbed(tmp_path, JOB)
+    assert result["weights_sha256"] == undisturbed(JOB)
 
 
 def test_parameter_servers_lose_a_machine(box: Box, cluster: Cluster, tmp_path: Path) -> None:
@@ -182,14 +191,14 @@ def test_parameter_servers_lose_a_machine(box: Box, cluster: Cluster, tmp_path: 
         run.finish()
 
 
-def test_keras_loses_a_machine(box: Box, cluster: Cluster, tmp_path: Path) -> None:
+def test_keras_loses_a_machine(box: Box, cluster: Cluster, tmp_path: Path, undisturbed: Callable[..., str]) -> None:
     job = {**JOB, "name": "keras", "model": {"name": "mlp"}, "framework": "tensorflow"}
     with cluster.submitted(tmp_path, job) as run:
         run.wait_for(lambda: run.workers() >= 2)
         box.emulator.lose(box.emulator.named("cpu")[0])
         run.wait_for(lambda: run.events("worker_lost", "node_lost"))
         result = run.finish()
-    assert result["weights_sha256"] == undisturbed(tmp_path, job)
+    assert result["weights_sha256"] == undisturbed(job)
 
 
 def test_machines_that_do_not_come_and_gpus_that_are_none(box: Box, cluster: Cluster, tmp_path: Path) -> None:
@@ -221,7 +230,7 @@ def test_storage_that_only_the_head_sees(box: Box, cluster: Cluster, tmp_path: P
     assert "--set storage=" in output
 
 
-def test_a_lost_head(box: Box, cluster: Cluster, tmp_path: Path) -> None:
+def test_a_lost_head(box: Box, cluster: Cluster, tmp_path: Path, undisturbed: Callable[..., str]) -> None:
     """The run is lost with its driver; on the next head the same job goes on from the bucket."""
     job = {**JOB, "name": "headless"}
     with cluster.submitted(tmp_path, job) as run:
@@ -234,4 +243,4 @@ def test_a_lost_head(box: Box, cluster: Cluster, tmp_path: Path) -> None:
         run.wait_for(lambda: run.events("resume"))
         result = run.finish()
     assert run.events("resume")[0]["step"] > 0
-    assert result["weights_sha256"] == undisturbed(tmp_path, job)
+    assert result["weights_sha256"] == undisturbed(job)

@@ -54,7 +54,7 @@ def test_what_an_anchor_spreads_is_said_once(cluster_file: Path, capsys: pytest.
     code, _, err = run(capsys, "cluster", "check", str(cluster_file))
     assert code == 2
     assert "1 problem\n  available_node_types.cpu.node_config.scheduling.onHostMaintenance (line " in err
-    assert "(so it is for gpu_t4, gpu_l4, gpu_a100)" in err
+    assert "(also: gpu_t4, gpu_l4, gpu_a100)" in err
 
 
 def test_a_job_against_a_cluster(repository: Path, cluster_file: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -241,6 +241,7 @@ ADVICE: list[tuple[dict[str, Any], str, str]] = [
         "uses Python 3.10, and here is Python 3.11.9",
     ),
     ({"docker": {"image": "rayproject/ray:latest", "container_name": "c"}}, "docker.image", "an image of a fixed version"),
+    ({"docker": {"image": "rayproject/ray-ml:latest-gpu", "container_name": "c"}}, "docker.image", "an image of a fixed version"),
     (
         {"docker": {"image": "rayproject/ray:2.60.0-py311", "container_name": "c"}, "file_mounts./data": "."},
         "file_mounts./data",
