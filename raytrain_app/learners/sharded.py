@@ -190,21 +190,18 @@ class ShardedLearner:
     # ---- the whole replica ----
 
     def weights(self) -> Arrays:
-        return {
-            name: array for part in self._joined({n: _local(p) for n, p in self._cut.items()}) for name, array in part.items()
-        }
+        return {name: array for part in self._joined() for name, array in part.items()}
 
-    def whole(self) -> TrainState:
-        """The state of the replica as one that is not cut would have it. All workers of the replica call it."""
-        state = TrainState(self.weights())
-        for slot in self._slot_names():
-            values = {name: self._optimizer.state[p][slot] for name, p in self._parameters.items()}
-            if slot == "step":
-                state.optimizer[slot] = on_host(next(iter(values.values())))
-            else:
-                for part in self._joined(values):
-                    state.optimizer.update({f"{slot}.{name}": array for name, array in part.items()})
-        return state
+    def tensors(self) -> dict[str, torch.Tensor]:
+        """This worker's part as tensors that know their places in the whole ones: "weights/<name>", "optimizer/<slot>.<name>"."""
+        found: dict[str, torch.Tensor] = {f"weights/{name}": cut.detach() for name, cut in self._cut.items()}
+        for name, parameter in self._parameters.items():
+            for slot, value in self._optimizer.state[parameter].items():
+                if value.dim() == 0:
+                    found[f"optimizer/{slot}"] = value
+                else:
+                    found[f"optimizer/{slot}.{name}"] = _like(value, self._cut[name])
+        return found
 
     def load_whole(self, state: TrainState) -> None:
         """Takes its part of the state of a replica, however that one was cut."""
@@ -221,19 +218,16 @@ class ShardedLearner:
     def export(self) -> bytes:
         raise NotImplementedError("own_file is None")
 
-    def _slot_names(self) -> Sequence[str]:
-        return list(next(iter(self._optimizer.state.values()), {}))
-
     def _part_of(self, array: np.ndarray, like: torch.Tensor) -> np.ndarray:
         whole = torch.from_numpy(array.copy())
         if not isinstance(like, DTensor):
             return on_host(whole)
         return on_host(_local(distribute_tensor(whole, like.device_mesh, like.placements, src_data_rank=None)))
 
-    def _joined(self, values: Mapping[str, torch.Tensor]) -> Iterator[Arrays]:
-        """Whole arrays from the parts that the replica's workers have: those of one stage after the other."""
+    def _joined(self) -> Iterator[Arrays]:
+        """The whole parameters, those of one stage after the other."""
         with collective():
-            here = {name: on_host(_whole(value, self._cut[name])) for name, value in values.items()}
+            here = {name: on_host(cut.full_tensor() if isinstance(cut, DTensor) else cut) for name, cut in self._cut.items()}
         if self._ways.pipeline == 1:
             yield here
             return
@@ -250,9 +244,8 @@ def _local(tensor: torch.Tensor) -> torch.Tensor:
     return local.detach()
 
 
-def _whole(local: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
-    """The whole tensor from the parts of a tensor that is cut as `like` is."""
-    if not isinstance(like, DTensor):
+def _like(local: torch.Tensor, cut: torch.Tensor) -> torch.Tensor:
+    """A part of a tensor that is cut as `cut` is."""
+    if not isinstance(cut, DTensor):
         return local
-    cut = DTensor.from_local(local, like.device_mesh, like.placements, shape=like.shape, stride=like.stride(), run_check=False)
-    return cut.full_tensor()
+    return DTensor.from_local(local, cut.device_mesh, cut.placements, shape=cut.shape, stride=cut.stride(), run_check=False)

@@ -3,6 +3,8 @@
 `step-00000200/` holds `weights.safetensors` (parameters and buffers), `optimizer.safetensors` and `manifest.json`: the
 position in the run, the metrics, and size and SHA-256 of the other files. A writer that dies leaves a folder without a
 manifest, which is no checkpoint. Beside the folders, the small files `latest` and `best` name one of them each.
+
+Of a replica in parts each worker writes a file of its own, instead of those two; `load` joins them.
 """
 
 from __future__ import annotations
@@ -11,6 +13,7 @@ import hashlib
 import json
 import math
 import re
+import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -24,6 +27,8 @@ from raytrain_app.state import Arrays, TrainState, weights_sha256
 from raytrain_app.storage.folder import Folder
 
 MANIFEST, WEIGHTS, OPTIMIZER = "manifest.json", "weights.safetensors", "optimizer.safetensors"
+PART_SUFFIX = ".part.safetensors"
+PART_POLL_S = 0.05
 
 
 class Damaged(Exception):
@@ -39,7 +44,7 @@ class Manifest:
         metrics: by name; None where the value was not finite.
         progress: `TrainState.progress`.
         buffers: names of the arrays in weights.safetensors that are not parameters.
-        weights_sha256: hash of the parameters, as in result.json.
+        weights_sha256: hash of the parameters, as in result.json; empty for a checkpoint in parts, which nobody has as a whole.
         files: {name: {"bytes": size, "sha256": hex digest}}.
     """
 
@@ -107,7 +112,7 @@ class CheckpointStore:
         content = {WEIGHTS: _pack({**state.weights, **state.buffers}), OPTIMIZER: _pack(state.optimizer)}
         manifest = Manifest(
             step,
-            {key: float(value) if math.isfinite(value) else None for key, value in metrics.items()},
+            _finite(metrics),
             state.progress,
             sorted(state.buffers),
             weights_sha256(state.weights),
@@ -117,9 +122,43 @@ class CheckpointStore:
             self._folder.delete(f"{name}/{MANIFEST}")
             for file, data in content.items():
                 self._folder.write(f"{name}/{file}", data)
+        return self._publish(manifest)
+
+    def save_part(self, step: int, attempt: str, place: int, data: bytes) -> None:
+        """Writes what `parts.pack_part` made on the worker at `place`; it counts once `publish_parts` has found all parts.
+
+        Args:
+            step: steps applied.
+            attempt: names the save, so that files of one that failed are not taken for its own.
+            place: of the worker in its replica.
+            data: content of the file.
+        """
+        part = f"{_name(step)}/{_part(attempt, place)}"
+        self._folder.write(part, data)
+        self._folder.write(f"{part}.json", json.dumps({"bytes": len(data), "sha256": _sha256(data)}).encode())
+
+    def publish_parts(
+        self, step: int, attempt: str, peers: int, progress: dict[str, Any], metrics: Mapping[str, float], timeout_s: float
+    ) -> str:
+        """Waits until all `peers` workers have written their parts, then does what `save` does last.
+
+        Raises:
+            StorageError: a part did not come within `timeout_s`.
+        """
+        name, files, deadline_s = _name(step), {}, time.monotonic() + timeout_s
+        for part in (_part(attempt, place) for place in range(peers)):
+            while not self._folder.exists(f"{name}/{part}.json"):
+                if time.monotonic() > deadline_s:
+                    raise StorageError(f"checkpoint {self._folder.at(name)}: {part} was not written within {timeout_s:g} s")
+                time.sleep(PART_POLL_S)
+            files[part] = json.loads(self._folder.read_text(f"{name}/{part}.json"))
+        return self._publish(Manifest(step, _finite(metrics), progress, [], "", files))
+
+    def _publish(self, manifest: Manifest) -> str:
+        name = _name(manifest.step)
         self._folder.write(f"{name}/{MANIFEST}", manifest.to_bytes())
         self._folder.write("latest", f"{name}\n".encode())
-        self._tidy(step)
+        self._tidy(manifest.step)
         return self._folder.child(name).uri
 
     def attach(self, step: int, name: str, data: bytes) -> None:
@@ -178,6 +217,8 @@ class CheckpointStore:
             content[file] = folder.read(file)
             if _sha256(content[file]) != expected["sha256"]:
                 raise Damaged(f"{file} has other bytes than were written")
+        if WEIGHTS not in content:
+            return TrainState(*_joined(content), manifest.progress)
         weights, optimizer = _unpack(content, WEIGHTS), _unpack(content, OPTIMIZER)
         buffers = {key: weights.pop(key) for key in manifest.buffers}
         return TrainState(weights, buffers, optimizer, manifest.progress)
@@ -232,6 +273,29 @@ class CheckpointStore:
 
 def _name(step: int) -> str:
     return f"step-{step:08d}"
+
+
+def _part(attempt: str, place: int) -> str:
+    return f"{attempt}-{place:03d}{PART_SUFFIX}"
+
+
+def _finite(metrics: Mapping[str, float]) -> dict[str, float | None]:
+    return {key: float(value) if math.isfinite(value) else None for key, value in metrics.items()}
+
+
+def _joined(files: Mapping[str, bytes]) -> tuple[Arrays, Arrays, Arrays]:
+    """Weights, no buffers, and the optimizer's state from the files of all parts."""
+    from raytrain_app.storage.parts import join_parts  # with torch, which whole checkpoints do without
+
+    try:
+        arrays = join_parts(files)
+    except ValueError as error:
+        raise Damaged(f"its parts do not fit together: {error}") from None
+    weights, optimizer = (
+        {key.removeprefix(group): array for key, array in arrays.items() if key.startswith(group)}
+        for group in ("weights/", "optimizer/")
+    )
+    return weights, {}, optimizer
 
 
 def _refuse_not_finite(step: int, weights: Arrays) -> None:

@@ -13,17 +13,20 @@ knows whether anybody has, and then applies it too or forgets it.
 from __future__ import annotations
 
 import json
+import uuid
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import cast
 
-from raytrain_app.elastic.group import Group, PeerLost, broadcast_bytes
+from raytrain_app.elastic.group import Group, PeerLost, broadcast_bytes, collective
 from raytrain_app.elastic.progress import Metrics, Progress
 from raytrain_app.elastic.reduce import Total
 from raytrain_app.elastic.vault import VaultKeeper
+from raytrain_app.errors import StorageError
 from raytrain_app.job import ModelParallel as Ways
 from raytrain_app.learners.sharded import ShardedLearner
 from raytrain_app.state import TrainState
+from raytrain_app.storage.parts import pack_part
 from raytrain_app.strategies.allreduce import AllReduce
 from raytrain_app.strategies.worker import Worker
 
@@ -146,13 +149,28 @@ class ModelParallel(AllReduce):
         return self._due and self._group.replica == 0
 
     def _checkpoint(self, metrics: Metrics | None = None) -> None:
-        if self._group.rank == 0:
-            self._saver.save(self.progress.step, self._whole, metrics or {})
-        elif self._group.replica == 0:
-            self._whole()
+        """Each worker of the first replica writes its part in the background; the first worker waits for all of them there."""
+        group, step, progress = self._group, self.progress.step, self.progress.to_json()
+        if group.replica > 0:
+            return
+        attempt = broadcast_bytes(uuid.uuid4().hex[:8].encode() if group.rank == 0 else None, 0, group.mates).decode()
+        timeout_s, known = 2 * self.job.failure.heartbeat_s, dict(metrics or {})
 
-    def _whole(self) -> TrainState:
-        return replace(self._part.whole(), progress=self.progress.to_json())
+        def write(data: bytes) -> str:
+            self._store.save_part(step, attempt, group.place, data)
+            if group.place > 0:
+                return ""
+            return self._store.publish_parts(step, attempt, group.peers, progress, known, timeout_s)
+
+        try:
+            self._saver.run(step, self._pack, write)
+        except StorageError as error:
+            self.link.event("checkpoint_failed", error=str(error))
+
+    def _pack(self) -> bytes:
+        assert self._group.mates is not None, "a replica in parts has them"
+        with collective():
+            return pack_part(self._part.tensors(), self._group.mates)
 
     def _finish(self, status: str) -> None:
         """A worker that was lost while the last checkpoint was made took it with it."""

@@ -110,7 +110,10 @@ class Replicas:
     def run(self, job: Job, workers: int, dataset: Dataset, directory: Path | None = None) -> Outcome:
         """Trains a job on `workers` processes; with the `directory` of another run from its newest checkpoint on."""
         outcome = Outcome(directory or self._folder / uuid.uuid4().hex[:8])
-        membership: Any = ray.remote(Membership).options(num_cpus=0, max_concurrency=100).remote(workers, 0, 30.0)
+        if directory is not None and (found := outcome.checkpoints(job).load("latest")) is not None:
+            outcome.recorded = found[0].progress["step"] + found[0].progress["epoch"]
+        actor: Any = ray.remote(Membership)
+        membership = actor.options(num_cpus=0, max_concurrency=100).remote(workers, outcome.recorded, 30.0)
         spec = WorkerSpec(job.model_dump(mode="json"), [ray.put(dataset)], membership, None, str(outcome.directory), 0)
         size = job.replica_workers if job.replica_workers > 1 else workers  # of a pool
         ends = [

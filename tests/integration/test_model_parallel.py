@@ -31,7 +31,7 @@ def make_job(strategy: dict[str, Any], workers: int, **train: Any) -> Job:
             "task": "tiny_gpt",
             "model": {"name": "gpt", "layers": 2, "width": 32},
             "train": {"epochs": 3, "global_batch_size": 15, "virtual_shards": 2, "clip_norm": 1.0, **train},
-            "optimizer": {"name": "adamw", "lr": 0.003, "schedule": "cosine", "warmup_steps": 5},
+            "optimizer": {"name": "adamw", "lr": 0.003},
             "strategy": strategy,
             "scaling": {"workers": workers},
             "checkpoint": {"every_steps": 20},
@@ -70,6 +70,22 @@ def test_a_cut_model_has_the_losses_of_the_whole_one(cut: str, replicas: Replica
         two = replicas.run(make_job(strategy, 2 * peers), 2 * peers, rows)
         assert two.summary == one.summary
         assert two.comparable == one.comparable
+
+
+def test_a_run_goes_on_with_any_other_cut(replicas: Replicas, rows: Dataset, whole: Outcome) -> None:
+    """An epoch each on workers that are cut in another way; the checkpoints between them are joined and cut again."""
+    cuts = [CUTS["fsdp-tensor"], CUTS["pipeline"], CUTS["fsdp"]]
+    directory, metrics = None, []
+    for epochs, cut in enumerate(cuts, start=1):
+        strategy = {"name": "model_parallel", **cut}
+        peers = make_job(strategy, 4).replica_workers
+        outcome = replicas.run(make_job(strategy, peers, epochs=epochs), peers, rows, directory)
+        directory, metrics = outcome.directory, metrics + outcome.metrics
+        resumed = [(event["source"], event["step"]) for event in outcome.events if event["kind"] == "resume"]
+        assert resumed == ([("checkpoint", 17 * (epochs - 1))] if epochs > 1 else [])
+    assert len(metrics) == len(whole.metrics)
+    for mine, expected in zip(metrics, whole.metrics, strict=True):
+        assert mine["loss"] == pytest.approx(expected["loss"], rel=1e-5)
 
 
 def _assert_checkpoint_is_whole(job: Job, outcome: Outcome) -> None:
