@@ -109,16 +109,30 @@ def step(
     steps: Annotated[int, typer.Option(min=1, help="Steps that a kind takes at a time.")] = 50,
     rounds: Annotated[int, typer.Option(min=1, help="Rounds, interleaved; figures are medians.")] = 7,
     sizes: Annotated[bool, typer.Option("--sizes", help="Models from 8 thousand to 25 million parameters instead.")] = False,
+    strategy: Annotated[str, typer.Option(help="allreduce, or model_parallel with the task tiny_gpt.")] = "allreduce",
+    fsdp: Annotated[int, typer.Option(min=1, help="Parts that model_parallel cuts the model into.")] = 2,
+    tensor: Annotated[int, typer.Option(min=1, help="Workers that share out its linear layers.")] = 1,
 ) -> None:
     """Measure seconds a step: exact, fast, and a plain script.
 
-    That is DistributedDataParallel, or `fit` of tf_keras under MultiWorkerMirroredStrategy.
+    That is DistributedDataParallel, or `fit` of tf_keras under MultiWorkerMirroredStrategy; for model_parallel, FSDP2 and
+    tensor parallelism.
 
     Example: [bold]raytrain bench step --model mlp --steps 200[/bold]
     """
     from raytrain_app.bench.step import PLAIN, SIZES, Setting, measure
     from raytrain_app.errors import JobError
 
+    if strategy not in ("allreduce", "model_parallel"):
+        raise JobError(f"--strategy: {strategy!r} is neither allreduce nor model_parallel")
+    if strategy == "model_parallel":
+        from raytrain_app.bench.parts import PartsSetting, measure_parts
+
+        for text in measure_parts(
+            PartsSetting(fsdp, tensor, batch, threads, device, steps, rounds), lambda text: typer.echo(text, err=True)
+        ):
+            typer.echo(text)
+        return
     if framework not in PLAIN:
         raise JobError(f"--framework: {framework!r} is none of {', '.join(PLAIN)}")
     for name, options in SIZES if sizes else [(model, {})]:

@@ -13,10 +13,14 @@ knows whether anybody has, and then applies it too or forgets it.
 from __future__ import annotations
 
 import json
+import resource
+import sys
 import uuid
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import cast
+
+import torch
 
 from raytrain_app.elastic.group import Group, PeerLost, broadcast_bytes, collective
 from raytrain_app.elastic.progress import Metrics, Progress
@@ -173,9 +177,20 @@ class ModelParallel(AllReduce):
             return pack_part(self._part.tensors(), self._group.mates)
 
     def _finish(self, status: str) -> None:
-        """A worker that was lost while the last checkpoint was made took it with it."""
+        """Tells what memory the workers have taken; and if one was lost with the last checkpoint, it is made again."""
+        peaks = self._group.share([_peak_bytes(self._part.device)])
+        if self._group.rank == 0:
+            self.link.event("memory", peak_bytes=[int(peak) for peak in peaks[:, 0].tolist()])
         self._saver.drain()
         missing = self._group.rank == 0 and self.progress.step not in self._store.steps()
         if self._group.share([missing]).any() and status != "stopped":
             self._checkpoint(self.progress.metrics)
         super()._finish(status)
+
+
+def _peak_bytes(device: torch.device) -> int:
+    """The most memory that this process has had: of its GPU, else in all."""
+    if device.type == "cuda":
+        return torch.cuda.max_memory_allocated(device)
+    # Linux counts in KiB, macOS in bytes.
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -75,7 +76,8 @@ def test_a_cut_model_has_the_losses_of_the_whole_one(cut: str, replicas: Replica
 def test_a_run_goes_on_with_any_other_cut(replicas: Replicas, rows: Dataset, whole: Outcome) -> None:
     """An epoch each on workers that are cut in another way; the checkpoints between them are joined and cut again."""
     cuts = [CUTS["fsdp-tensor"], CUTS["pipeline"], CUTS["fsdp"]]
-    directory, metrics = None, []
+    directory: Path | None = None
+    metrics: list[dict[str, Any]] = []
     for epochs, cut in enumerate(cuts, start=1):
         strategy = {"name": "model_parallel", **cut}
         peers = make_job(strategy, 4).replica_workers
