@@ -140,6 +140,18 @@ class Task:
         shifted = np.exp(outputs.astype(np.float64) - outputs.max(axis=-1, keepdims=True))
         return np.asarray(shifted / shifted.sum(axis=-1, keepdims=True))
 
+    def encode(self, text: str) -> np.ndarray:
+        """Tokens of a text, the beginning of a row, where rows are texts: `raytrain predict` then goes on with texts.
+
+        Raises:
+            ValueError: the text has something that no row can have; the message says what.
+        """
+        raise NotImplementedError(f"rows of task {type(self).__name__} are no texts")
+
+    def decode(self, tokens: np.ndarray) -> str:
+        """The text of tokens (n,)."""
+        raise NotImplementedError(f"rows of task {type(self).__name__} are no texts")
+
     def pictures(self, source: str) -> Pictures:
         """How pictures are to be made like the rows of a source, for `raytrain predict`."""
         return Pictures()

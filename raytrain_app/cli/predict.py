@@ -36,7 +36,12 @@ class InvertName(str, Enum):
 def predict(
     run: Run,
     images: Annotated[
-        list[str], typer.Argument(metavar="IMAGE...", help="Pictures, .npy files, folders, globs or URIs.", show_default=False)
+        list[str],
+        typer.Argument(
+            metavar="IMAGE...",
+            help="Pictures, .npy files, folders, globs or URIs; for a language model, texts to go on with.",
+            show_default=False,
+        ),
     ],
     storage: Storage = "runs",
     checkpoint: Checkpoint = "latest",
@@ -45,10 +50,13 @@ def predict(
     ] = InvertName.auto,
     workers: Workers = None,
     address: Address = None,
+    sample: Annotated[
+        int | None, typer.Option(metavar="SEED", help="Draw the characters that follow a text by their probability.")
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print a JSON object a line for each picture.")] = False,
     debug: Debug = False,
 ) -> None:
-    """Predict the class of pictures, and say what was done to make them look like the training data.
+    """Predict the class of pictures, and say what was done to make them look like the training data; or go on with texts.
 
     Pictures that cannot be used are named on stderr, the others are predicted; the exit code is then 2.
 
@@ -58,16 +66,27 @@ def predict(
     from raytrain_app.inference.prediction import find_pictures
     from raytrain_app.storage.requests import find_run
 
-    folder, files = find_run(run, storage), find_pictures(images)
-    if workers is None and (address or len(files) > MANY):
-        workers = WORKERS
-    bad = 0
+    folder, bad = find_run(run, storage), 0
     with quiet_libraries(debug=debug) as terminal:
+        from raytrain_app.inference.continuation import continue_texts, reads_texts
         from raytrain_app.inference.trained import load_trained
 
         trained = load_trained(folder, checkpoint)
         for message in trained.messages:
             typer.echo(message, file=terminal)
+        if reads_texts(trained.task):
+            for found in continue_texts(trained, images, sample):
+                bad += found.error is not None
+                if as_json:
+                    typer.echo(json.dumps(vars(found)))
+                elif found.error is None:
+                    typer.echo(f"{found.text}|{found.continuation}")
+                else:
+                    typer.echo(found.error, file=terminal)
+            raise typer.Exit(EXIT_WRONG_INPUT if bad else 0)
+        files = find_pictures(images)
+        if workers is None and (address or len(files) > MANY):
+            workers = WORKERS
         for prediction in _predictions(trained, folder, files, invert.value, workers, address):
             bad += prediction.error is not None
             if as_json:

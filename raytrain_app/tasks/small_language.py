@@ -26,7 +26,10 @@ _OPENING, _CLOSING, _LETTERS, _DIGITS = (_CODES[characters[0]] for characters in
 
 
 def encode(text: str) -> np.ndarray:
-    """Tokens of a text, uint8 (characters,). Raises KeyError for a character that the language does not have."""
+    """Tokens of a text, uint8 (characters,). Raises ValueError for a character that the language does not have."""
+    strange = [character for character in text if character not in _CODES]
+    if strange:
+        raise ValueError(f"found {strange[0]!r}; expected characters of {CHARACTERS}")
     return np.array([_CODES[character] for character in text], np.uint8)
 
 

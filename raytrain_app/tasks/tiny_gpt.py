@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+import numpy as np
 import torch
 from pydantic import Field
 from torch import nn
@@ -43,6 +44,12 @@ class TinyGpt(Task):
     def least_loss(self, rows: Rows) -> float:
         """Nats a character of the language itself."""
         return float(small_language.surprise(rows[0]).mean()) / small_language.LENGTH
+
+    def encode(self, text: str) -> np.ndarray:
+        return small_language.encode(text)
+
+    def decode(self, tokens: np.ndarray) -> str:
+        return small_language.decode(tokens)
 
     def torch_model(self, name: str, options: Any) -> nn.Module:
         if options.width % (2 * options.heads):

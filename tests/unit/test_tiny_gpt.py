@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from raytrain_app.errors import JobError
 from raytrain_app.job import job_from_dict
 from raytrain_app.learners.torch import TorchLearner
+from raytrain_app.learners.torch_parts import prepare_process
 from raytrain_app.tasks.small_language import CHARACTERS, LENGTH, decode, encode, surprise, write
 from raytrain_app.tasks.tiny_gpt import TASK, Gpt
 
@@ -77,6 +78,7 @@ def test_loss_and_accuracy_are_those_of_a_character() -> None:
 
 def test_a_learner_gets_better_at_it() -> None:
     job = job_from_dict({"name": "gpt", "task": "tiny_gpt", "model": {"name": "gpt", "layers": 1, "width": 32, "heads": 2}})
+    prepare_process(job)
     learner = TorchLearner(job, TASK, torch.device("cpu"))
     x, y = write(32, 7)
     losses = []
