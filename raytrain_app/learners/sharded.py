@@ -47,13 +47,14 @@ class ShardedLearner:
         # Strided parts take two gathers to join, of which DTensor warns each time; nothing but checkpoints does it.
         logging.getLogger("torch.distributed.tensor._redistribute").setLevel(logging.ERROR)
 
-    def connect(self, mesh: DeviceMesh) -> None:
-        """Cuts the model for the workers of a new generation; values that this worker had before stay.
+    def connect(self, mesh: DeviceMesh, keep: bool = True) -> None:
+        """Cuts the model for the workers of a new generation.
 
         Args:
             mesh: with the dimensions "replica", "pipeline", "fsdp" and "tensor".
+            keep: the values that this worker had before stay; else all is as at the beginning.
         """
-        before = self.state() if self._parameters else None
+        before = self.state() if self._parameters and keep else None
         self._mesh = mesh
         options = self._task.models[self._job.model.name](**self._job.model.options)
         seed_generators(shard_seed([self._job.train.seed]), self.device)

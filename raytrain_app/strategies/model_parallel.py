@@ -85,7 +85,7 @@ class ModelParallel(AllReduce):
         there = (known[:, :2] == clock).any(dim=1).view(group.num_replicas, group.peers).all(dim=1).tolist()
         if clock < 0 or not any(there):
             if group.replica == 0:
-                self._restore()
+                self._restore(lost=clock >= 0)
             there = [replica == 0 for replica in range(group.num_replicas)]
         if not all(there):
             source = there.index(True)
@@ -95,8 +95,11 @@ class ModelParallel(AllReduce):
                 self._load(TrainState.from_bytes(data))
         self.link.clock = self.progress.clock
 
-    def _restore(self) -> None:
-        """Goes on from the vault's snapshot or the newest good checkpoint: the worker at place 0 chooses for its replica."""
+    def _restore(self, lost: bool = False) -> None:
+        """Goes on from the vault's snapshot or the newest good checkpoint: the worker at place 0 chooses for its replica.
+
+        Without either it is the beginning, and state that is `lost`, since only some parts of it are left, is forgotten.
+        """
         group, choice = self._group, {"clock": -1, "step": -1}
         if group.place == 0:
             clock = self._keeper.newest() if self._keeper is not None else None
@@ -118,6 +121,9 @@ class ModelParallel(AllReduce):
         elif choice["step"] >= 0 and (found := self._store.load(f"step-{choice['step']:08d}")) is not None:
             self._part.load_whole(found[0])
             self.progress = Progress.from_json(found[0].progress)
+        elif lost:
+            self._part.connect(group.mesh, keep=False)
+            self.progress = Progress()
         if group.rank == 0 and max(choice.values()) >= 0:
             self._tell_resume("memory" if choice["clock"] >= 0 else "checkpoint")
 

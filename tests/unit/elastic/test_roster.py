@@ -94,3 +94,41 @@ def test_a_new_roster_adopts_a_running_generation() -> None:
     assert not roster.can_form()
     roster.wait(info("b"), 11, 0.0)
     assert roster.form(-1)["a"].number == 5
+
+
+def part(name: str, pool: int, place: int) -> WorkerInfo:
+    return WorkerInfo(name, pool, "node", 1, f"host-{name}", 1000, handle=None, peers=2, place=place)
+
+
+def test_replicas_in_parts_are_in_a_generation_as_a_whole_or_not_at_all() -> None:
+    roster = Roster(2)
+    for name, pool, place, clock in [("b0", 1, 0, 3), ("a1", 0, 1, 7), ("b1", 1, 1, -1), ("a0", 0, 0, 7), ("c1", 2, 1, 9)]:
+        roster.wait(part(name, pool, place), clock, 0.0)
+    places = roster.form(recorded=-1)
+    assert roster.members == ("a0", "a1", "b0", "b1"), "by place, those furthest first, and none whose replica is not whole"
+    assert [places[name].rank for name in ("a0", "a1", "b0", "b1")] == [0, 1, 2, 3]
+    assert not roster.newcomers(), "one without its mate cannot join"
+    roster.wait(part("c0", 2, 0), -1, 0.0)
+    assert roster.newcomers()
+
+
+def test_a_replica_that_lost_a_worker_waits_for_the_next_one_while_others_go_on() -> None:
+    roster = Roster(4)
+    for name, pool, place in [("a0", 0, 0), ("a1", 0, 1), ("b0", 1, 0), ("b1", 1, 1)]:
+        roster.wait(part(name, pool, place), -1, 0.0)
+    roster.form(recorded=-1)
+    roster.remove("b1")
+    for name, pool, place in [("a0", 0, 0), ("a1", 0, 1), ("b0", 1, 0)]:
+        roster.wait(part(name, pool, place), 5, 0.0)
+    assert roster.can_form()
+    roster.form(recorded=-1)
+    assert roster.members == ("a0", "a1")
+    roster.wait(part("b1-new", 1, 1), -1, 0.0)
+    assert roster.newcomers()
+
+
+def test_nothing_forms_of_halves_alone() -> None:
+    roster = Roster(2)
+    roster.wait(part("a0", 0, 0), -1, 0.0)
+    roster.wait(part("b1", 1, 1), -1, 0.0)
+    assert not roster.can_form()
