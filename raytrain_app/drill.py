@@ -76,7 +76,7 @@ class DrillResult:
 @contextmanager
 def local_nodes(job: Job, count: int) -> Iterator[LocalNodes]:
     """Nodes on this machine that together have just room for the job's largest number of workers, and Ray connected to them."""
-    each = math.ceil(job.scaling.workers.max / count)
+    each = math.ceil(job.scaling.workers.max / job.replica_workers / count) * job.replica_workers
     resources = {name: math.ceil(amount * each) for name, amount in job.scaling.resources_per_worker.items()}
     with LocalNodes(count, resources) as nodes:
         ray.init(address=nodes.address, namespace=NAMESPACE, log_to_driver=False, logging_level=logging.ERROR)

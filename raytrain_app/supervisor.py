@@ -182,7 +182,7 @@ class Supervisor:
             for node in nodes
             if node.node_id in settled and not node.draining
         }
-        decisions = decide(most // unit, views, rooms, alive, draining)
+        decisions = decide(max(1, most // unit), views, rooms, alive, draining)
         if unit == 1:
             return decisions
         # A pool holds one replica, so several to start are several pools.

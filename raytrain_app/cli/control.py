@@ -108,6 +108,11 @@ def _limits(workers: str, job: Job) -> Workers:
             f"at most {job.most_workers} workers can share a batch of this run, whose job says train.virtual_shards: "
             f"{job.train.virtual_shards}; it cannot be changed while the run goes on"
         )
+    if limits.min % job.replica_workers or limits.max % job.replica_workers:
+        raise JobError(
+            f"N|MIN..MAX: found {limits}, but {job.replica_workers} workers hold a replica of this run together; expected "
+            f"multiples of {job.replica_workers}"
+        )
     return limits
 
 

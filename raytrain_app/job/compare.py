@@ -11,6 +11,8 @@ from raytrain_app.job.model import Job
 FREE = (
     *("name", "storage", "scaling", "checkpoint", "failure", "audit", "tensorboard", "trackers"),
     *("data.offline", "data.allow_modified", "strategy.servers", "strategy.server_cpus"),
+    # How a replica is cut changes the last bits of what is computed from then on, and no more.
+    *(f"strategy.{way}" for way in ("fsdp", "tensor", "pipeline", "microbatches", "schedule", "activation_checkpointing")),
 )
 
 

@@ -30,6 +30,14 @@ def test_what_may_change() -> None:
     assert differences(*free) == []
 
 
+def test_a_replica_may_be_cut_in_another_way() -> None:
+    base = {**BASE, "scaling": {"workers": 4}, "train": {"virtual_shards": 2}}
+    pipeline = {"pipeline": 2, "microbatches": 2, "schedule": "gpipe"}
+    cuts: list[dict[str, object]] = [{"fsdp": 2}, {"tensor": 2, "activation_checkpointing": True}, {**pipeline}]
+    jobs = [job_from_dict({**base, "strategy": {"name": "model_parallel", **cut}}) for cut in cuts]
+    assert all(result_differences(one, other) == [] for one in jobs for other in jobs)
+
+
 @pytest.mark.parametrize(
     ("override", "expected"),
     [

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from raytrain_app.cluster.nodes import Node, beside, room
 from raytrain_app.job import job_from_dict
-from raytrain_app.supervisor import _lack
+from raytrain_app.scaling import Retire, Start
+from raytrain_app.supervisor import _lack, _places, _replicas
 
 
 def test_the_lack_names_need_and_supply() -> None:
@@ -46,3 +47,15 @@ def test_the_lack_names_the_servers_too() -> None:
     assert _lack(job, 0, [Node("a", "10.0.0.1", {"CPU": 0.0})]).endswith(
         "1 node with {CPU: 0} in all beside 2 parameter servers of {CPU: 4}"
     )
+
+
+def test_a_replica_needs_room_on_one_node() -> None:
+    strategy = {"name": "model_parallel", "fsdp": 2, "tensor": 2}
+    scaling = {"workers": "4..8"}
+    raw = {"name": "unit", "task": "tiny_gpt", "model": {"name": "gpt"}, "strategy": strategy, "scaling": scaling}
+    job = job_from_dict(raw)
+    nodes = [Node("a", "10.0.0.1", {"CPU": 7.0}), Node("b", "10.0.0.2", {"CPU": 3.0})]
+    assert _places(job, nodes) == 4
+    assert "room for 0, with the 4 of each replica on one node: 1 node" in _lack(job, _places(job, nodes[1:]), nodes[1:])
+    assert _replicas(Start("a", 2), 4) == [Start("a", 4), Start("a", 4)], "a pool each"
+    assert _replicas(Retire(3), 4) == [Retire(3)]
