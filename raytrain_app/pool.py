@@ -7,6 +7,7 @@ import shutil
 import tempfile
 import threading
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import ray
@@ -14,13 +15,16 @@ from ray.exceptions import RayActorError
 from ray.train import Result
 from ray.train.backend import Backend, BackendConfig
 from ray.train.torch import TorchConfig
+from ray.train.v2._internal.callbacks.placement_group_callback import PlacementGroupCleanerCallback
 from ray.train.v2._internal.constants import get_env_vars_to_propagate
 from ray.train.v2._internal.execution.controller import TrainController
-from ray.train.v2._internal.execution.worker_group import WorkerGroupPollStatus
+from ray.train.v2._internal.execution.worker_group import WorkerGroup, WorkerGroupContext, WorkerGroupPollStatus
+from ray.train.v2._internal.execution.worker_group.placement_group_handle import DefaultPlacementGroupHandle
 from ray.train.v2.api.config import FailureConfig, RunConfig, ScalingConfig
 from ray.train.v2.api.data_parallel_trainer import DataParallelTrainer
 from ray.train.v2.tensorflow.tensorflow_trainer import TensorflowTrainer
 from ray.train.v2.torch.torch_trainer import TorchTrainer
+from ray.util import get_placement_group, placement_group, placement_group_table, remove_placement_group
 
 from raytrain_app.actors import Actor, start_here, wait_for
 from raytrain_app.job import Job
@@ -66,12 +70,31 @@ class GroupTensorflowConfig(BackendConfig):
         return GroupBackend
 
 
+class NamedWorkerGroup(WorkerGroup):
+    """Workers whose placement group has the name of the folder of their Ray Train run in front, by which `Pool` finds it."""
+
+    def _create_placement_group(
+        self, scaling_config: ScalingConfig, worker_group_context: WorkerGroupContext
+    ) -> DefaultPlacementGroupHandle:
+        context, run = worker_group_context, self._train_run_context
+        return DefaultPlacementGroupHandle(
+            placement_group(
+                [context.resources_per_worker] * context.num_workers,
+                strategy=context.placement_strategy,
+                name=f"{Path(str(run.run_config.storage_path)).name}-{context.run_attempt_id}",
+                bundle_label_selector=context.label_selector,
+            )
+        )
+
+
 class InPlaceController(TrainController):
     """Ray Train's controller, for workers that die together.
 
     Before it replaces a worker, it asks all that it believes alive to drop their reports; when one of those has died too, the
     call fails, and with it the whole run. So all that are known to be dead are given up first.
     """
+
+    worker_group_cls = NamedWorkerGroup
 
     def _replace_bad_workers(self, poll_status: WorkerGroupPollStatus) -> None:
         groups: Any = self._worker_group
@@ -93,6 +116,8 @@ class Abortable(DataParallelTrainer):
     aborted = False
 
     def _initialize_and_run_controller(self, **arguments: Any) -> Result:
+        # `Pool` does what the cleaner does, an actor that asks the dashboard, which is not always there, and else never ends.
+        arguments["callbacks"] = [c for c in arguments["callbacks"] if not isinstance(c, PlacementGroupCleanerCallback)]
         options = {"max_restarts": 0, "max_task_retries": 0, "runtime_env": {"env_vars": get_env_vars_to_propagate()}}
         self.controller = start_here(InPlaceController, options=options, **arguments)
         if self.aborted:  # while it was starting
@@ -171,7 +196,17 @@ class Pool:
             if not self._trainer.aborted:
                 self.error = error
         finally:
+            self._free_room()
             shutil.rmtree(self._folder, ignore_errors=True)  # the system cleans up after those that stay
+
+    def _free_room(self) -> None:
+        """Gives back what the workers took, which Ray keeps for a controller that was ended until the driver ends too."""
+        if not ray.is_initialized():  # then all of it is gone
+            return
+        for entry in placement_group_table().values():
+            if entry["name"].startswith(Path(self._folder).name) and entry["state"] != "REMOVED":
+                with contextlib.suppress(ValueError):  # it went meanwhile
+                    remove_placement_group(get_placement_group(entry["name"]))
 
 
 def _trainer(job: Job, loop: Callable[[Any], Any], **arguments: Any) -> Abortable:

@@ -12,20 +12,12 @@ import textwrap
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
-from safetensors import safe_open
 
 from raytrain_app import runner
-from raytrain_app.data.one_split import read_split
 from raytrain_app.errors import Interrupted, JobError, TrainingError
-from raytrain_app.inference.evaluations import evaluate_run
-from raytrain_app.inference.exports import FORMATS, export
-from raytrain_app.inference.prediction import find_pictures, predict
-from raytrain_app.inference.trained import load_trained
 from raytrain_app.job import Job, job_from_dict
 from raytrain_app.storage.audit import audit_run
-from raytrain_app.storage.folder import Folder
 from raytrain_app.storage.requests import Request, Requests
 from raytrain_app.storage.rundir import RunDirectory
 from tests.integration.elastic.disturbed import Action, Disturbed, assert_undisturbed
@@ -129,32 +121,6 @@ def _assert_as_calm(run: Disturbed, result: dict[str, Any], replicas: Replicas) 
     assert {t["number"]: t["val_loss"] for t in told if t["hook"] == "epoch_end"} == epochs
     with (folder / "log.csv").open() as file:
         assert {int(line["epoch"]): float(line["val_loss"]) for line in csv.DictReader(file)} == epochs
-
-
-@pytest.mark.slow
-def test_a_trained_model_is_evaluated_used_and_taken_away(tmp_path: Path, ray_local: None) -> None:
-    job = make_job(
-        tmp_path,
-        task="mnist",
-        model={"name": "cnn", "channels": 4, "hidden": 16, "dropout": 0.2, "batch_norm": True},
-        train={"epochs": 1, "global_batch_size": 64, "virtual_shards": 2},
-    )
-    result = runner.run(job).record
-    folder = Folder.open(str(tmp_path / "keras"))
-    trained = load_trained(folder)
-    found = evaluate_run(trained, folder, "test")
-    assert (found["loss"], found["accuracy"]) == (result["test_loss"], result["test_accuracy"])
-    x, y = read_split(trained.job, trained.task, "test")
-    np.save(tmp_path / "digits.npy", x[:100])
-    predicted = list(predict(trained, find_pictures([str(tmp_path / "digits.npy")])))
-    assert sum(p.prediction == label for p, label in zip(predicted, y[:100], strict=True)) > 70
-    for form in ("keras", "saved_model", "safetensors"):
-        proof = export(trained, form, tmp_path / f"model{FORMATS[form].suffix}", x)
-        assert proof.rows == len(x)
-        assert proof.largest_difference < 1e-2  # of outputs of about 10
-    with safe_open(tmp_path / "model.safetensors", "numpy") as weights:
-        assert set(weights.keys()) == {*trained.state.weights, *trained.state.buffers}
-        assert {"conv2d.kernel", "batch_normalization.moving_mean", "dense_1.bias"} <= set(weights.keys())
 
 
 @pytest.mark.slow
