@@ -184,7 +184,9 @@ class Oracle:
         if kind == "coordinator":
             return int(wait_for(self._coordinator.__ray_call__.remote(_pid)))
         if kind == "worker":
-            return int(wait_for(self._rng.choice(self._pushers).pid.remote()))
+            pushers = self._rng.sample(self._pushers, len(self._pushers))
+            answered, _ = ray.wait([pusher.pid.remote() for pusher in pushers])  # those being started are not waited for
+            return int(wait_for(answered[0]))
         alive = [server["pid"] for server in self.status() if _lives(server["pid"])]
         return self._rng.choice(alive) if alive else None
 
