@@ -24,7 +24,7 @@ REPORT_S = 1.0
 """How often the servers' numbers are told."""
 LOST_S = 20.0
 """How long a server looks for its state. There is none when the coordinator was lost too before it was given a newer one."""
-FRUITLESS_RESTARTS = 5
+FRUITLESS_RESTARTS = 20
 """Restarts of one server, without a new version between them, after which the run ends."""
 
 
