@@ -40,8 +40,11 @@ def peers_needed() -> Iterator[None]:
     try:
         yield
     except RuntimeError as error:
-        if isinstance(error, dist.DistError) or "gloo" in str(error):  # whose errors all name their place in its source
-            raise PeerLost(str(error)) from error
+        cause: BaseException | None = error  # a pipeline wraps the errors of its stages
+        while cause is not None:
+            if isinstance(cause, dist.DistError) or "gloo" in str(cause):  # whose errors all name their place in its source
+                raise PeerLost(str(cause)) from error
+            cause = cause.__cause__
         raise
 
 
