@@ -1,24 +1,92 @@
-"""Which errors of a model in parts are those of its peers, and which are the task's own."""
+"""Process groups in place: one that failed leaves nothing behind, and one with a silent member can be broken off."""
 
 from __future__ import annotations
 
+import multiprocessing
+import os
+import signal
+import threading
+import time
+from collections.abc import Iterator
+from functools import partial
+from multiprocessing.connection import Connection
+from multiprocessing.process import BaseProcess
+
 import pytest
+import torch
 
-from raytrain_app.elastic.group import PeerLost, peers_needed
+from raytrain_app.elastic.group import Group, PeerLost, Rendezvous
+from raytrain_app.elastic.roster import Generation
 
-GLOO = "[../third_party/gloo/gloo/transport/tcp/pair.cc:534] Connection closed by peer [127.0.0.1]:3"
-
-
-def test_errors_of_collectives_are_lost_peers_also_when_they_are_wrapped() -> None:
-    wrapped = RuntimeError("[Stage 0] failed to run forward")
-    wrapped.__cause__ = RuntimeError(GLOO)
-    for error in (RuntimeError(GLOO), wrapped):
-        with pytest.raises(PeerLost, match="Connection closed"), peers_needed():
-            raise error
+HOST, CPU = "127.0.0.1", torch.device("cpu")
 
 
-def test_errors_of_the_task_stay_what_they_are() -> None:
-    with pytest.raises(RuntimeError, match="shapes cannot be multiplied"), peers_needed():
-        raise RuntimeError("mat1 and mat2 shapes cannot be multiplied")
-    with pytest.raises(ValueError, match="the task"), peers_needed():
-        raise ValueError("the task")
+def group(number: int, rank: int, port: int, timeout_s: float = 60.0) -> Group:
+    """Of two members."""
+    return Group(Generation(number, rank, ("leader", "other"), HOST, port, 0, (1,), 0), timeout_s, CPU)
+
+
+def other(port: int, pipe: Connection) -> None:
+    """The second member: connects in the generations that it is told, and echoes what the leader sends."""
+    pipe.send("ready")
+    while (number := pipe.recv()) is not None:
+        member = group(number, 1, port)
+        try:
+            member.connect(20.0)
+            pipe.send(member.broadcast_bytes(None))
+        except PeerLost:
+            pipe.send(b"lost")
+        finally:
+            member.close()
+
+
+@pytest.fixture
+def rendezvous() -> Rendezvous:
+    """The leader's store."""
+    return Rendezvous(HOST)
+
+
+@pytest.fixture
+def member(rendezvous: Rendezvous) -> Iterator[tuple[BaseProcess, Connection]]:
+    """The second member, in a process of its own."""
+    spawn = multiprocessing.get_context("spawn")
+    mine, theirs = spawn.Pipe()
+    process = spawn.Process(target=other, args=(rendezvous.port, theirs), daemon=True)
+    process.start()
+    assert mine.recv() == "ready"
+    yield process, mine
+    process.kill()
+    process.join()
+
+
+def test_a_member_that_does_not_come_is_no_trouble_later(rendezvous: Rendezvous, member: tuple[BaseProcess, Connection]) -> None:
+    """Who was left alone in a generation must find its peer in the next one, though the peer knows nothing of it."""
+    _, pipe = member
+    alone = group(1, 0, rendezvous.port)
+    with pytest.raises(PeerLost):
+        alone.connect(0.5)
+    alone.close()
+    pipe.send(2)
+    together = group(2, 0, rendezvous.port)
+    together.connect(20.0)
+    together.broadcast_bytes(b"hello")
+    assert pipe.recv() == b"hello"
+    together.close()
+
+
+@pytest.mark.parametrize("connected", [True, False], ids=["in a collective", "while connecting"])
+def test_a_silent_member_holds_nobody_up(connected: bool, rendezvous: Rendezvous, member: tuple[BaseProcess, Connection]) -> None:
+    process, pipe = member
+    leader = group(1, 0, rendezvous.port)
+    pipe.send(1 if connected else 2)
+    if connected:
+        leader.connect(20.0)
+    assert process.pid is not None
+    os.kill(process.pid, signal.SIGSTOP)
+    held_up = partial(leader.gather_ints, [1], 1) if connected else partial(leader.connect, 20.0)
+    threading.Timer(0.5, leader.break_off).start()
+    started_s = time.monotonic()
+    with pytest.raises(PeerLost):
+        held_up()
+    assert time.monotonic() - started_s < 5
+    leader.close()
