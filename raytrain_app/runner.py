@@ -9,6 +9,7 @@ from __future__ import annotations
 import signal
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -192,14 +193,16 @@ def _nodes(mail: Mail) -> list[Node]:
 
 def _start_with_those_there(job: Job, membership: Actor, mail: Mail) -> None:
     """After `scaling.wait_s`, but not before `START_S`, a run starts with the workers that came, if they are enough."""
-    if len(mail.workers) < job.scaling.workers.min:
+    unit, pools = job.replica_workers, Counter(worker.pool for worker in mail.workers)
+    there = sum(count // unit * unit for count in pools.values())  # of replicas in parts only the whole ones count
+    if there < job.scaling.workers.min:
         raise ClusterError(
-            f"{len(mail.workers)} of at least {job.scaling.workers.min} workers started within "
+            f"{there} of at least {job.scaling.workers.min} workers started within "
             f"{max(job.scaling.wait_s, START_S):g} s (scaling.wait_s is {job.scaling.wait_s:g}); "
             "something else may use the cluster's resources: see `ray status`"
         )
     if not job.uses_tf_distribute:  # whose groups are whole or nothing
-        wait_for(membership.expect.remote(len(mail.workers)))
+        wait_for(membership.expect.remote(there))
 
 
 @contextmanager
