@@ -15,6 +15,7 @@ from ray.exceptions import RayActorError
 from ray.train import Result
 from ray.train.backend import Backend, BackendConfig
 from ray.train.torch import TorchConfig
+from ray.train.v2._internal.callbacks.datasets import DatasetsCallback
 from ray.train.v2._internal.callbacks.placement_group_callback import PlacementGroupCleanerCallback
 from ray.train.v2._internal.constants import get_env_vars_to_propagate
 from ray.train.v2._internal.execution.controller import TrainController
@@ -117,7 +118,9 @@ class Abortable(DataParallelTrainer):
 
     def _initialize_and_run_controller(self, **arguments: Any) -> Result:
         # `Pool` does what the cleaner does, an actor that asks the dashboard, which is not always there, and else never ends.
-        arguments["callbacks"] = [c for c in arguments["callbacks"] if not isinstance(c, PlacementGroupCleanerCallback)]
+        # The actor that hands out data sets has none to hand out.
+        without = (PlacementGroupCleanerCallback, DatasetsCallback)
+        arguments["callbacks"] = [c for c in arguments["callbacks"] if not isinstance(c, without)]
         options = {"max_restarts": 0, "max_task_retries": 0, "runtime_env": {"env_vars": get_env_vars_to_propagate()}}
         self.controller = start_here(InPlaceController, options=options, **arguments)
         if self.aborted:  # while it was starting
