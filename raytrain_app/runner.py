@@ -1,7 +1,7 @@
 """`run(job)`: the wiring of a run from job to result. Read this first.
 
-The driver checks everything, reads the data, starts the membership and the worker pools, and then only listens: it is
-the one writer of the run's files. Workers train (`strategies`), and need the driver for nothing while they do.
+The driver checks everything, starts the membership and the worker pools, reads the data meanwhile, and then only listens: it
+is the one writer of the run's files. Workers train (`strategies`), and need the driver for nothing while they do.
 """
 
 from __future__ import annotations
@@ -10,9 +10,9 @@ import signal
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import ray
@@ -32,10 +32,11 @@ from raytrain_app.job import Job
 from raytrain_app.recorder import Recorder
 from raytrain_app.report.listeners import listening
 from raytrain_app.report.updates import Update
+from raytrain_app.scaling import Decision
 from raytrain_app.session import ray_session
 from raytrain_app.storage.audit import write_rows
 from raytrain_app.storage.rundir import RunDirectory
-from raytrain_app.strategies import Services, membership_kind, prepare_resume, start_services, train_body
+from raytrain_app.strategies import Services, has_services, membership_kind, prepare_resume, start_services, train_body
 from raytrain_app.strategies.worker import NO_POOL, WorkerSpec
 from raytrain_app.supervisor import PoolBody, Supervisor, wait_for_capacity
 from raytrain_app.task import load_task
@@ -74,7 +75,7 @@ def run(job: Job, *, resume: bool = False, address: str | None = None, on_update
         on_update: called with every step, epoch and event, from this thread.
 
     Raises:
-        JobError, DataError, StorageError: before a worker starts; nothing is left behind.
+        JobError, DataError, StorageError: before the run begins; nothing is left behind.
         ClusterError: the cluster could not give the minimum of workers in time.
         TrainingError: training failed; result.json says so.
         Interrupted: stopped by Ctrl-C, SIGTERM or `raytrain stop`; a checkpoint is written.
@@ -86,42 +87,74 @@ def run(job: Job, *, resume: bool = False, address: str | None = None, on_update
         raise JobError("\n".join(problems))
     directory = RunDirectory.reopen(job) if resume else RunDirectory.reserve(job)
     update(Update("phase", "starting Ray"))
+    shared = ray.is_initialized()
     with ray_session(address), listening(job, directory.uri, update) as update:
         if note := require_lasting(directory.folder.local_path, job):
             update(Update("note", note))
         size = wait_for_capacity(job, lambda text: update(Update("note", text)))
         update(Update("phase", "reading data"))
-        dataset = load(job, task)
-        for note in dataset.notes:
-            update(Update("note", note))
-        with directory.writing(dataset.fingerprint), _interrupts() as interrupted:
-            if job.audit:
-                write_rows(directory.ledger, dataset.train.ids)
-            if resume:
-                prepare_resume(job, directory)
-            recorder = Recorder(job, len(dataset.train), directory, update)
-            record = _train(job, dataset, directory, recorder, size, interrupted)
+        with _team(job, directory.uri, size, CLOSE_S if shared else 0.0) as team:
+            dataset = load(job, task)
+            for note in dataset.notes:
+                update(Update("note", note))
+            with directory.writing(dataset.fingerprint), _interrupts() as interrupted:
+                if job.audit:
+                    write_rows(directory.ledger, dataset.train.ids)
+                if resume:
+                    prepare_resume(job, directory)
+                recorder = Recorder(job, len(dataset.train), directory, update)
+                record = _train(job, dataset, team, recorder, interrupted)
     if record["status"] == "stopped":
         raise Interrupted(f"stopped at step {record['steps']}; a checkpoint is written, and --resume goes on from there")
     return Result(record, directory.uri)
 
 
-def _train(
-    job: Job, dataset: Dataset, directory: RunDirectory, recorder: Recorder, size: int, interrupted: threading.Event
-) -> dict[str, Any]:
-    """Starts membership and workers, listens until the run is over, and writes result.json whatever the end is."""
-    recorder.event("start", version=__version__, ray=ray.__version__, workers=size)
-    arguments = size, recorder.recorded, job.failure.heartbeat_s
-    membership = start_here(membership_kind(job), *arguments, options={"max_concurrency": 1000})
+@dataclass(frozen=True)
+class _Team:
+    """What trains: the membership with the number of workers it waits for at first, what a worker gets, and the pools."""
+
+    membership: Actor
+    size: int
+    spec: WorkerSpec
+    supervisor: Supervisor | GroupSupervisor
+    begun: Sequence[Decision]
+
+
+@contextmanager
+def _team(job: Job, directory: str, size: int, close_s: float) -> Iterator[_Team]:
+    """Starts the membership and, while the data is still being read, the pools; in the end nothing of it is left.
+
+    Processes take seconds to start and to import what they need. Workers then wait for the data set, which `_train` gives.
+    If it comes to nothing, they have `close_s` to end by themselves, so that a Ray that goes on gets all its resources back.
+    """
+    membership = start_here(membership_kind(job), size, 0, job.failure.heartbeat_s, options={"max_concurrency": 1000})
     vault = start_here(Vault)
-    spec = job.model_dump(mode="json"), [ray.put(dataset)], membership, vault, directory.uri
-    services = start_services(job, WorkerSpec(*spec, NO_POOL), len(dataset.train))
+    spec = WorkerSpec(job.model_dump(mode="json"), membership.dataset.remote(), membership, vault, directory, NO_POOL)
     supervise = GroupSupervisor if job.uses_tf_distribute else Supervisor
-    supervisor = supervise(job, membership, PoolBody(train_body(job), lambda pool: WorkerSpec(*spec, pool)))
+    supervisor = supervise(job, membership, PoolBody(train_body(job), lambda pool: replace(spec, pool=pool)))
+    try:
+        # The CPUs of services come first, and those of workers are what is left.
+        begun = [] if has_services(job) else supervisor.tend(Mail(), living_nodes(), job.scaling.workers.max)
+        yield _Team(membership, size, spec, supervisor, begun)
+    finally:
+        wait_for(membership.fail.remote("driver", "the run is over"))
+        supervisor.close(close_s)
+        ray.kill(membership)
+        ray.kill(vault)
+
+
+def _train(job: Job, dataset: Dataset, team: _Team, recorder: Recorder, interrupted: threading.Event) -> dict[str, Any]:
+    """Gives the workers their data, listens until the run is over, and writes result.json whatever the end is."""
+    recorder.event("start", version=__version__, ray=ray.__version__, workers=team.size)
+    for decision in team.begun:
+        recorder.decision(decision)
+    membership, supervisor = team.membership, team.supervisor
+    wait_for(membership.open.remote([ray.put(dataset)], recorder.recorded))
+    services = start_services(job, team.spec, len(dataset.train))
     outcome: RaytrainError | None = None
     summaries: list[dict[str, Any]] = []
     try:
-        recorder.phase(f"starting {size} worker{'s' if size > 1 else ''}")
+        recorder.phase(f"starting {team.size} worker{'s' if team.size > 1 else ''}")
         summaries = _listen(job, membership, services, supervisor, recorder, interrupted)
     except (RaytrainError, KeyboardInterrupt) as error:
         outcome = error if isinstance(error, RaytrainError) else Interrupted("ended at once; --resume goes on from there")
@@ -132,8 +165,6 @@ def _train(
     record = recorder.finish(summaries, outcome)
     supervisor.close(LAST_S)
     services.close()
-    ray.kill(membership)
-    ray.kill(vault)
     if outcome is not None:
         raise outcome
     return record

@@ -192,7 +192,7 @@ def _measure_size(size: int, rounds: int) -> list[Line]:
     }
     plain = start_here(PlainServer, size)
     coordinator = start_here(Coordinator, 1, 0, 30.0, options={"max_concurrency": 100})
-    spec = WorkerSpec(job_from_dict(job).model_dump(mode="json"), [], coordinator, None, tempfile.gettempdir(), NO_POOL)
+    spec = WorkerSpec(job_from_dict(job).model_dump(mode="json"), ray.put([]), coordinator, None, tempfile.gettempdir(), NO_POOL)
     ours = ParameterServers(spec, ENDLESS_ROWS, start_here(ZeroStart, coordinator, size))
     workers = [start_here(Rounds, size) for _ in range(2)]
     lines = []

@@ -124,6 +124,7 @@ class Membership:
         self._broken = 0
         self._lost_nodes: set[str] = set()
         self._stop = self._checkpoint = False
+        self._dataset: list[Any] = []
         self._over = False
         self._failure: Failure | None = None
         self._events: list[dict[str, Any]] = []
@@ -229,7 +230,24 @@ class Membership:
         self._over = True
         await self._tell()
 
+    async def dataset(self) -> list[Any]:
+        """What `open` brings, as soon as it does; empty if the run is over before."""
+        async with self._changed:
+            await self._changed.wait_for(lambda: bool(self._dataset) or self._over)
+        return self._dataset
+
     # ---- driver ----
+
+    async def open(self, dataset: list[Any], recorded: int) -> None:
+        """The run is on record and its data is read: workers that have started get it, and join.
+
+        Args:
+            dataset: reference of the data set, in a list so that it is not fetched on the way.
+            recorded: clock up to which the run's files already hold step records.
+        """
+        self._dataset = dataset
+        self._recorded = self._taken = max(self._recorded, recorded)
+        await self._tell_driver()
 
     async def mail(self, recorded: int, timeout_s: float) -> Mail:
         """New records and the run's standing, as soon as there is something, else after `timeout_s`.

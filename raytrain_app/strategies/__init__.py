@@ -58,6 +58,11 @@ def membership_kind(job: Job) -> type[Membership]:
     return Membership
 
 
+def has_services(job: Job) -> bool:
+    """Whether the job's strategy runs something beside its workers."""
+    return job.strategy.name == "parameter_server"
+
+
 def start_services(job: Job, spec: WorkerSpec, num_rows: int) -> Services:
     """Starts what the job's strategy runs beside its workers.
 
@@ -66,7 +71,7 @@ def start_services(job: Job, spec: WorkerSpec, num_rows: int) -> Services:
         spec: what a worker gets.
         num_rows: training rows.
     """
-    if job.strategy.name == "parameter_server":
+    if has_services(job):
         from raytrain_app.strategies.parameter_server.services import ParameterServers
 
         return ParameterServers(spec, num_rows)

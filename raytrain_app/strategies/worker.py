@@ -21,7 +21,7 @@ from raytrain_app.elastic.group import Rendezvous, choose_interface
 from raytrain_app.elastic.link import Link
 from raytrain_app.elastic.progress import Stopwatch
 from raytrain_app.elastic.roster import WorkerInfo
-from raytrain_app.errors import ClusterError, RaytrainError
+from raytrain_app.errors import ClusterError, RaytrainError, TrainingError
 from raytrain_app.job import Job, job_from_dict
 from raytrain_app.learners.base import Learner, Part
 from raytrain_app.storage.rundir import require_shared
@@ -37,7 +37,7 @@ class WorkerSpec:
 
     Attributes:
         job: the resolved job as plain data.
-        dataset: reference of the run's `Dataset`, in a list so that it is not fetched on the way.
+        dataset: reference of what `Membership.dataset` gives, see `fetch_dataset`.
         membership: handle of the run's membership actor.
         vault: handle of the actor that holds snapshots.
         directory: URI of the run directory.
@@ -45,7 +45,7 @@ class WorkerSpec:
     """
 
     job: Mapping[str, Any]
-    dataset: list[ray.ObjectRef[Dataset]]
+    dataset: ray.ObjectRef[list[ray.ObjectRef[Dataset]]]
     membership: Actor
     vault: Actor | None
     directory: str
@@ -123,7 +123,7 @@ def _build(spec: WorkerSpec, job: Job, worker_id: str, place: int, stopwatch: St
     link = Link(spec.membership, info, stopwatch)
     task = load_task(job.task, job.data.classes)
     learner = build_part(job, task, device) if job.replica_workers > 1 else build_learner(job, task, device, spec.directory)
-    dataset = ray.get(spec.dataset[0])
+    dataset = fetch_dataset(spec)
     return Worker(job, task, learner, dataset, link, rendezvous, device, spec.directory, spec.vault)
 
 
@@ -143,6 +143,18 @@ def choose_device(job: Job) -> torch.device:
             "install a torch for its CUDA, or correct the resources that the node declares"
         )
     return torch.device("cuda", torch.cuda.current_device())
+
+
+def fetch_dataset(spec: WorkerSpec) -> Dataset:
+    """The run's data set, as soon as the driver has read and checked the data.
+
+    Raises:
+        TrainingError: the driver has given up before.
+    """
+    found = ray.get(spec.dataset)
+    if not found:
+        raise TrainingError("the run was over before it began")
+    return ray.get(found[0])
 
 
 def prepare_process(job: Job) -> None:

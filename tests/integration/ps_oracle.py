@@ -135,7 +135,7 @@ class Oracle:
         parts = BULK_PARTS if self.sync == "bulk" else 8
         job = oracle_job(self.sync, self.servers, parts)
         self._coordinator = start_here(Coordinator, 1, 0, 30.0, options={"max_concurrency": 1000})
-        spec = WorkerSpec(job.model_dump(mode="json"), [], self._coordinator, None, str(self.folder), NO_POOL)
+        spec = WorkerSpec(job.model_dump(mode="json"), ray.put([]), self._coordinator, None, str(self.folder), NO_POOL)
         zeros = start_here(ZeroStart, self._coordinator, SIZE)
         self.services = ParameterServers(spec, ENDLESS_ROWS, zeros)
         actor: Any = ray.remote(Pusher)

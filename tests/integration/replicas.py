@@ -114,7 +114,7 @@ class Replicas:
             outcome.recorded = found[0].progress["step"] + found[0].progress["epoch"]
         actor: Any = ray.remote(Membership)
         membership = actor.options(num_cpus=0, max_concurrency=100).remote(workers, outcome.recorded, 30.0)
-        spec = WorkerSpec(job.model_dump(mode="json"), [ray.put(dataset)], membership, None, str(outcome.directory), 0)
+        spec = WorkerSpec(job.model_dump(mode="json"), ray.put([ray.put(dataset)]), membership, None, str(outcome.directory), 0)
         size = job.replica_workers if job.replica_workers > 1 else workers  # of a pool
         ends = [
             actor.train.remote(dataclasses.replace(spec, pool=number // size), number % size)

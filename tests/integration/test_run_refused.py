@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+import ray
 
 from raytrain_app import runner
 from raytrain_app.errors import ClusterError, RaytrainError
@@ -112,3 +114,7 @@ def test_fewer_rows_than_a_batch(tmp_path: Path, ray_local: None) -> None:
         runner.run(job_from_dict(raw))
     assert caught.value.exit_code == 2
     assert not (tmp_path / "runs" / "tiny").exists()
+    deadline_s = time.monotonic() + 20
+    while ray.available_resources().get("CPU") != 4:  # workers had begun to start while the data was read
+        assert time.monotonic() < deadline_s, "the refused run still holds CPUs"
+        time.sleep(0.2)

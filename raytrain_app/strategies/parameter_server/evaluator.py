@@ -36,7 +36,7 @@ from raytrain_app.strategies.parameter_server.snapshot import (
     to_checkpoint,
 )
 from raytrain_app.strategies.parameter_server.table import Table
-from raytrain_app.strategies.worker import WorkerSpec, build_learner, prepare_process, reporting
+from raytrain_app.strategies.worker import WorkerSpec, build_learner, fetch_dataset, prepare_process, reporting
 from raytrain_app.task import load_task
 
 EVALUATION_ROWS = 250
@@ -213,8 +213,7 @@ class Evaluator:
 
     @cached_property
     def _dataset(self) -> Dataset:
-        dataset: Dataset = wait_for(self._spec.dataset[0])
-        return dataset
+        return fetch_dataset(self._spec)
 
     def _reported(self, call: Callable[[], Result]) -> Result | None:
         with reporting(self._coordinator, "evaluator"):
