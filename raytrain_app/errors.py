@@ -27,7 +27,7 @@ class JobError(RaytrainError):
 
 
 class DataError(RaytrainError):
-    """The data is missing, damaged or not what the task expects; found before a worker starts."""
+    """The data is missing, damaged or not what the task expects; found before training begins."""
 
     exit_code = EXIT_WRONG_INPUT
 

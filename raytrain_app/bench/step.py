@@ -70,7 +70,8 @@ class Setting:
 
     def job(self, storage: str, reduction: str = "exact", **more: Any) -> Job:
         """The job of a product run that does not come to the end of its epoch while it is measured."""
-        gpus = {"GPU": 1} if self.device == "cuda" else {}
+        # All runs are up at the same time: single workers share a GPU, and groups, which cannot, need two each and more.
+        gpus = {"GPU": 0.25 if self.workers == 1 else 1} if self.device == "cuda" else {}
         return job_from_dict(
             {
                 "name": "-".join(["bench-step", reduction, *more]),
