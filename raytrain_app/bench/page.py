@@ -15,12 +15,12 @@ import psutil
 
 COMMANDS: dict[str, tuple[str, ...]] = {
     "A step, against DistributedDataParallel": (
-        "step --model cnn --steps 25 --rounds 15",
-        "step --model mlp --steps 100 --rounds 15",
-        "step --model cnn --workers 1 --steps 25 --rounds 15",
+        "step --model cnn",
+        "step --model mlp --steps 100",
+        "step --model cnn --workers 1",
     ),
     "A step, by parameters": ("step --sizes --steps 10 --rounds 7",),
-    "From the command to the first step, against stock Ray Train": ("start --repeats 3",),
+    "From the command to the first step, against stock Ray Train": ("start",),
     "Checkpoints, against stock Ray Train": ("checkpoint",),
     "Lost and added workers, against stock Ray Train": ("elastic --repeats 3",),
     "Reading, against Ray Data": ("ingest",),
