@@ -56,7 +56,9 @@ class Batches:
 
     def reader(self, split: Split) -> Reader:
         """One reader a set of blocks, which train and validation rows may share."""
-        return self._readers.setdefault(id(split.blocks), Reader(split.blocks))
+        if id(split.blocks) not in self._readers:
+            self._readers[id(split.blocks)] = Reader(split.blocks)
+        return self._readers[id(split.blocks)]
 
     def _rows(self, step: int) -> np.ndarray:
         """Row ids of the global batch of `step`."""
