@@ -32,6 +32,9 @@ WARM_UP = 20
 LR = 0.002
 PLAIN = {"torch": "raytrain_app.bench.plain_torch", "tensorflow": "raytrain_app.bench.plain_keras"}
 """The plain script of each framework."""
+LIMITS = {("torch", "cnn", 1): 1.15, ("torch", "cnn", 2): 1.15, ("torch", "mlp", 2): 1.3}
+FAST_LIMIT = 1.03
+"""What the exact step, by framework, model and workers, and the fast step may take, as parts of the plain script's."""
 SIZES: tuple[tuple[str, dict[str, Any]], ...] = (
     ("linear", {}),
     ("mlp", {}),
@@ -216,7 +219,18 @@ class Figures:
         for kind, seconds in self.seconds.items():
             lines.append(f"  {kind:<14}{seconds * 1e3:9.3f} ms a step   {self.ratios[kind]:.3f} of plain")
         parts = ", ".join(f"{name} {seconds * 1e3:.3f}" for name, seconds in self.parts.items())
-        return [*lines, f"  exact, in ms: {parts}"]
+        return [*lines, f"  exact, in ms: {parts}", *self._targets()]
+
+    def _targets(self) -> list[str]:
+        """What the step is to reach, and whether it did; other settings have no targets."""
+        exact = LIMITS.get((self.setting.framework, self.setting.model, self.setting.workers))
+        if exact is None or self.setting.options:
+            return []
+        limits = {"exact": exact, "fast": FAST_LIMIT}
+        return [
+            f"  {'reached' if self.ratios[kind] <= limit else 'MISSED '} {kind} at most {limit:g} of plain"
+            for kind, limit in limits.items()
+        ]
 
 
 def measure(setting: Setting, tell: Callable[[str], None]) -> Figures:
