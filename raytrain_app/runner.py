@@ -87,13 +87,12 @@ def run(job: Job, *, resume: bool = False, address: str | None = None, on_update
         raise JobError("\n".join(problems))
     directory = RunDirectory.reopen(job) if resume else RunDirectory.reserve(job)
     update(Update("phase", "starting Ray"))
-    shared = ray.is_initialized()
     with ray_session(address), listening(job, directory.uri, update) as update:
         if note := require_lasting(directory.folder.local_path, job):
             update(Update("note", note))
         size = wait_for_capacity(job, lambda text: update(Update("note", text)))
         update(Update("phase", "reading data"))
-        with _team(job, directory.uri, size, CLOSE_S if shared else 0.0) as team:
+        with _team(job, directory.uri, size) as team:
             dataset = load(job, task)
             for note in dataset.notes:
                 update(Update("note", note))
@@ -121,11 +120,10 @@ class _Team:
 
 
 @contextmanager
-def _team(job: Job, directory: str, size: int, close_s: float) -> Iterator[_Team]:
+def _team(job: Job, directory: str, size: int) -> Iterator[_Team]:
     """Starts the membership and, while the data is still being read, the pools; in the end nothing of it is left.
 
     Processes take seconds to start and to import what they need. Workers then wait for the data set, which `_train` gives.
-    If it comes to nothing, they have `close_s` to end by themselves, so that a Ray that goes on gets all its resources back.
     """
     membership = start_here(membership_kind(job), size, 0, job.failure.heartbeat_s, options={"max_concurrency": 1000})
     vault = start_here(Vault)
@@ -137,8 +135,7 @@ def _team(job: Job, directory: str, size: int, close_s: float) -> Iterator[_Team
         begun = [] if has_services(job) else supervisor.tend(Mail(), living_nodes(), job.scaling.workers.max)
         yield _Team(membership, size, spec, supervisor, begun)
     finally:
-        wait_for(membership.fail.remote("driver", "the run is over"))
-        supervisor.close(close_s)
+        supervisor.close(0.0)
         ray.kill(membership)
         ray.kill(vault)
 
