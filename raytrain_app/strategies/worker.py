@@ -87,8 +87,8 @@ def run_worker(spec: WorkerSpec, train: Callable[[Worker], None]) -> None:
     worker_id = f"{spec.pool}.{place}-{uuid.uuid4().hex[:6]}"
     with reporting(spec.membership, worker_id):
         job = job_from_dict(spec.job)
-        require_shared(spec.directory)
         worker = _build(spec, job, worker_id, place, stopwatch)
+        require_shared(spec.directory)  # which the driver has made when it gives the data
         try:
             train(worker)
         finally:
@@ -122,8 +122,8 @@ def _build(spec: WorkerSpec, job: Job, worker_id: str, place: int, stopwatch: St
     )
     link = Link(spec.membership, info, stopwatch)
     task = load_task(job.task, job.data.classes)
-    learner = build_part(job, task, device) if job.replica_workers > 1 else build_learner(job, task, device, spec.directory)
     dataset = fetch_dataset(spec)
+    learner = build_part(job, task, device) if job.replica_workers > 1 else build_learner(job, task, device, spec.directory)
     return Worker(job, task, learner, dataset, link, rendezvous, device, spec.directory, spec.vault)
 
 
