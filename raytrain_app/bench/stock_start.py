@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import time
 from pathlib import Path
@@ -37,7 +38,8 @@ def main(data: str, workers: int, batch: int, folder: str) -> None:
     from ray.train.v2.api.config import RunConfig, ScalingConfig
     from ray.train.v2.torch.torch_trainer import TorchTrainer
 
-    ray.init(log_to_driver=False)
+    # One CPU more than the workers take: without it Ray Data's tasks would wait for ever, and tell nobody.
+    ray.init(log_to_driver=False, num_cpus=None if "RAY_ADDRESS" in os.environ else workers + 1)
     TorchTrainer(
         train_loop,
         train_loop_config={"batch": batch // workers, "result": f"{folder}/first"},
