@@ -7,6 +7,7 @@ It takes as many steps as each line of its standard input says, and answers with
 
 from __future__ import annotations
 
+import itertools
 import json
 import sys
 import time
@@ -35,7 +36,7 @@ def main(config: dict[str, Any]) -> None:
     optimizer = torch.optim.Adam(model.parameters(), lr=config["lr"])
     x, y = (torch.from_numpy(values).to(device) for values in TASK.generate(str(config["rows"]))["train"])
     order = torch.randperm(len(y), generator=torch.Generator().manual_seed(0))
-    mine = iter(order.view(-1, world_size, config["batch"] // world_size)[:, rank].to(device))
+    mine = itertools.cycle(order.view(-1, world_size, config["batch"] // world_size)[:, rank].to(device))
 
     def step() -> None:
         ids = next(mine)

@@ -29,6 +29,9 @@ from raytrain_app.job import Job, job_from_dict
 from raytrain_app.session import NAMESPACE
 
 WARM_UP = 20
+SETTLE_S = 0.5
+"""After standing still, what was due meanwhile is done at once, such as snapshots; so long a run's steps do not count."""
+EPOCH_STEPS = 1000
 LR = 0.002
 PLAIN = {"torch": "raytrain_app.bench.plain_torch", "tensorflow": "raytrain_app.bench.plain_keras"}
 """The plain script of each framework."""
@@ -72,7 +75,7 @@ class Setting:
     rounds: int = 7
 
     def job(self, storage: str, reduction: str = "exact", **more: Any) -> Job:
-        """The job of a product run that does not come to the end of its epoch while it is measured."""
+        """The job of a product run, which does not end by itself."""
         # All runs are up at the same time: single workers share a GPU, and groups, which cannot, need two each and more.
         gpus = {"GPU": 0.25 if self.workers == 1 else 1} if self.device == "cuda" else {}
         return job_from_dict(
@@ -83,6 +86,7 @@ class Setting:
                 "model": {"name": self.model, **self.options},
                 "data": {"source": str(self.rows), "validation_fraction": 0.0},
                 "train": {
+                    "epochs": 1_000_000,
                     "global_batch_size": self.batch,
                     "virtual_shards": self.shards,
                     "threads": self.threads,
@@ -100,8 +104,8 @@ class Setting:
 
     @property
     def rows(self) -> int:
-        """Enough for all rounds; the product takes some steps more at either end of each."""
-        return self.batch * (2 * WARM_UP + self.rounds * (self.steps + 50) * 3)
+        """Of an epoch; the run has no last one."""
+        return self.batch * EPOCH_STEPS
 
     def script(self) -> dict[str, Any]:
         """What a script is told."""
@@ -175,17 +179,17 @@ class ProductRun:
         self._run.signal(signal.SIGSTOP)
 
     def take(self, steps: int) -> dict[str, float]:
-        """See `Contestant`; the first step after standing still does not count."""
+        """See `Contestant`."""
         known = len(self._run.steps)
         self._run.signal(signal.SIGCONT)
-        going_s = time.time()
+        settled_s = time.time() + SETTLE_S
 
         def taken() -> list[float]:
-            return [step.time_s for step in self._run.steps[known:] if step.time_s > going_s]
+            return [step.time_s for step in self._run.steps[known:] if step.time_s > settled_s]
 
-        times: list[float] = self._run.until(lambda: t if len(t := taken()) > steps + 1 else None, f"{steps} steps")
+        times: list[float] = self._run.until(lambda: t if len(t := taken()) > steps else None, f"{steps} steps")
         self._run.signal(signal.SIGSTOP)
-        return {"step": (times[steps + 1] - times[1]) / steps}
+        return {"step": (times[steps] - times[0]) / steps}
 
     def close(self) -> None:
         """See `Contestant`."""
