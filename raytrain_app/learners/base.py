@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
 import numpy as np
@@ -73,6 +73,9 @@ class Part(Protocol):
         ...
 
 
+Scored = Callable[[torch.Tensor], None]
+
+
 class Learner(Part, Protocol):
     """A learner that has the whole model in its process."""
 
@@ -99,11 +102,12 @@ class FastLearner(Learner, Protocol):
         """Prepares for a new process group; every member calls it, also before the group's last use is forgotten."""
         ...
 
-    def fast_shard(self, x: np.ndarray, y: np.ndarray, seed: int, num_rows: int) -> torch.Tensor:
-        """Forward and backward with the framework's own reduction; returns this worker's scores as `evaluate` does.
+    def fast_shard(self, x: np.ndarray, y: np.ndarray, seed: int, num_rows: int, scored: Scored) -> None:
+        """Forward and backward with the framework's own reduction.
 
         Args:
             num_rows: rows of the whole global batch, by which the summed gradient is divided.
+            scored: called with this worker's scores, as `evaluate` gives them, as soon as they are known.
 
         Raises:
             PeerLost: the reduction failed, and the step works without it.

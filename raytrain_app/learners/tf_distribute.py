@@ -21,6 +21,7 @@ from raytrain_app.elastic.reduce import Shard
 from raytrain_app.errors import JobError, TrainingError
 from raytrain_app.job import Job
 from raytrain_app.learners import keras_parts as parts
+from raytrain_app.learners.base import Scored
 from raytrain_app.learners.keras import KerasLearner, seed_pair, size_of
 from raytrain_app.learners.keras_callbacks import PREFIX, KerasCallbacks
 from raytrain_app.learners.tensorflow_process import describe, import_tf_keras, local_devices
@@ -72,7 +73,7 @@ class DistributedLearner(KerasLearner):
         if any(version != versions[0] for version in versions):
             raise TrainingError(f"tf.distribute needs the same versions on all workers; found {versions}")
 
-    def fast_shard(self, x: np.ndarray, y: np.ndarray, seed: int, num_rows: int) -> torch.Tensor:
+    def fast_shard(self, x: np.ndarray, y: np.ndarray, seed: int, num_rows: int, scored: Scored) -> None:
         # Each replica gets a row at least; one that is there for that alone weighs nothing.
         pieces = np.array_split(np.arange(max(len(y), self._num_replicas)), self._num_replicas)
 
@@ -84,7 +85,7 @@ class DistributedLearner(KerasLearner):
         batch = self._strategy.experimental_distribute_values_from_function(part)
         with self._peers_watched():
             self._gradients, scores = self._run_step(batch, seed_pair(seed, -1), 1.0 / num_rows)
-            return torch.from_numpy(scores.numpy())
+            scored(torch.from_numpy(scores.numpy()))
 
     def fast_apply(self, lr: float) -> None:
         with self._peers_watched():

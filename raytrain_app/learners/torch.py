@@ -16,6 +16,7 @@ from raytrain_app.elastic.group import PeerLost, collective
 from raytrain_app.elastic.plan import shard_seed
 from raytrain_app.elastic.reduce import NUM_SCORES, Layout, Shard
 from raytrain_app.job import Job
+from raytrain_app.learners.base import Scored
 from raytrain_app.learners.callbacks import Callbacks
 from raytrain_app.learners.torch_parts import check_slots, flat_dtype, make_optimizer, on_host, places, seed_generators
 from raytrain_app.state import Arrays, TrainState, check_names
@@ -89,13 +90,13 @@ class TorchLearner:
             with collective():
                 self._ddp = DistributedDataParallel(self.model, find_unused_parameters=unused)
 
-    def fast_shard(self, x: np.ndarray, y: np.ndarray, seed: int, num_rows: int) -> torch.Tensor:
+    def fast_shard(self, x: np.ndarray, y: np.ndarray, seed: int, num_rows: int, scored: Scored) -> None:
         assert self._ddp is not None, "connect comes first"
         self._flat.zero_()
         seed_generators(seed, self.device)
         try:
             # DistributedDataParallel averages over the workers; the factor makes that the mean over the global batch's rows.
-            return self._backward(self._ddp, x, y, self._world_size / num_rows)
+            self._backward(self._ddp, x, y, self._world_size / num_rows, scored)
         except RuntimeError as error:
             # The task's code and the collectives raise the same error: a step that fails without the group is the task's.
             self._ddp = None
@@ -114,16 +115,20 @@ class TorchLearner:
                 dist.broadcast(values, 0)
             self._write(self._buffers, values)
 
-    def _backward(self, model: nn.Module, x: np.ndarray, y: np.ndarray, factor: float) -> torch.Tensor:
-        """Adds the gradient of factor * (sum of the losses) to the flat vector; returns the scores."""
+    def _backward(
+        self, model: nn.Module, x: np.ndarray, y: np.ndarray, factor: float, scored: Scored = lambda _: None
+    ) -> torch.Tensor:
+        """Adds the gradient of factor * (sum of the losses) to the flat vector; gives the scores, to `scored` first."""
         self._set_mode(training=True)
         inputs, labels = self._batch(x, y)
         with self._autocast:
             outputs = model(self._task.torch_augment(inputs))
             loss = self._task.torch_loss(outputs, labels)
-        (loss * factor if factor != 1.0 else loss).backward()
         with torch.no_grad():
-            return torch.stack([loss.double(), self._task.torch_correct(outputs, labels).double()])
+            scores = torch.stack([loss.double(), self._task.torch_correct(outputs, labels).double()])
+        scored(scores)
+        (loss * factor if factor != 1.0 else loss).backward()
+        return scores
 
     def _update(self, lr: float) -> None:
         if self._clip_norm is not None:

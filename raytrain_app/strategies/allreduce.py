@@ -229,17 +229,25 @@ class AllReduce:
         return self._reducer.reduce(shard, num_rows, filled_shards(num_rows, num_shards), flags, told)
 
     def _reduce_fast(self, batch: Batch, flags: list[int], told: list[int] | None) -> Total:
-        """The framework's own step: gradients are reduced while they are computed, then one small vector carries the rest."""
+        """The framework's own step: gradients are reduced while they are computed, and so is a small vector with the rest."""
         seed = shard_seed([self.job.train.seed, self.progress.epoch, self.progress.step, self._shards[0]])
-        scores = self._fast_learner.fast_shard(batch.x, batch.y, seed, len(batch.rows))
-        vector = torch.cat([scores.cpu(), torch.tensor(flags, dtype=torch.float64)])
-        with collective():
+        vector, work = torch.empty(0), None
+
+        def send(scores: torch.Tensor) -> None:
+            nonlocal vector, work
+            vector = torch.cat([scores, torch.tensor(flags, dtype=torch.float64, device=scores.device)])
             if self._group.world_size > 1:
-                dist.all_reduce(vector)
+                with collective():
+                    work = dist.all_reduce(vector, async_op=True)
+
+        self._fast_learner.fast_shard(batch.x, batch.y, seed, len(batch.rows), send)
+        with collective():
+            if work is not None:
+                work.wait()
             rows = self._group.gather_ints(told, len(batch.rows)) if told is not None else []
-        loss, correct, *extra = vector[: len(scores)].tolist()
+        loss, correct, *extra = vector[: -len(flags)].tolist()
         nothing = torch.empty(0)
-        asked = [int(total > 0) for total in vector[len(scores) :].tolist()]
+        asked = [int(total > 0) for total in vector[-len(flags) :].tolist()]
         return Total(nothing, nothing.long(), loss, correct, asked, rows, extra)
 
     def _refuse_nan(self, total: Total) -> None:
