@@ -32,6 +32,8 @@ WARM_UP = 20
 SETTLE_S = 0.5
 """After standing still, what was due meanwhile is done at once, such as snapshots; so long a run's steps do not count."""
 EPOCH_STEPS = 1000
+NICENESS = 15
+"""Of Ray's workers, so that whatever else runs on the machine takes as much from the scripts."""
 LR = 0.002
 PLAIN = {"torch": "raytrain_app.bench.plain_torch", "tensorflow": "raytrain_app.bench.plain_keras"}
 """The plain script of each framework."""
@@ -139,7 +141,7 @@ class Script:
         launcher = ["torch.distributed.run", "--standalone", f"--nproc-per-node={workers}", "-m"] if workers > 1 else []
         self._module, self._errors = module, tempfile.TemporaryFile("w+")  # noqa: SIM115 - closed with the processes
         self._process = subprocess.Popen(
-            [sys.executable, "-m", *launcher, module, json.dumps(config)],
+            ["nice", "-n", str(NICENESS), sys.executable, "-m", *launcher, module, json.dumps(config)],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=self._errors,
