@@ -330,6 +330,8 @@ class Membership:
 
     async def _step_forward(self) -> None:
         """Forms the next generation if it can be, else looks for those that are missing."""
+        if self._summaries and not self._present():  # the last one was lost while it said goodbye; the others have finished
+            self._over = True
         if self._roster.can_form():
             self._places = self._roster.form(self._recorded)
             self._event("generation", generation=self._roster.generation, workers=len(self._roster.members))
