@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+import tempfile
 import time
+from pathlib import Path
 
 import torch
 
@@ -11,6 +13,7 @@ from raytrain_app.elastic.plan import shard_seed
 from raytrain_app.tasks.synthetic import Synthetic
 
 SECONDS_A_SHARD = 0.01
+STUCK_ONCE = Path(tempfile.gettempdir(), "raytrain-test-stuck-once")
 CRASH_SEED = shard_seed([0, 1, 30, 0])
 
 
@@ -38,4 +41,14 @@ class Crashing(Slow):
         return super().torch_augment(x)
 
 
-SLOW, QUICK, CRASHING = Slow(), Quick(), Crashing()
+class Stuck(Slow):
+    """Comes to a halt at the first shard of step 30, but only once: whoever takes the step again gets through."""
+
+    def torch_augment(self, x: torch.Tensor) -> torch.Tensor:
+        if torch.initial_seed() == CRASH_SEED and not STUCK_ONCE.exists():
+            STUCK_ONCE.touch()
+            time.sleep(600)
+        return super().torch_augment(x)
+
+
+SLOW, QUICK, CRASHING, STUCK = Slow(), Quick(), Crashing(), Stuck()

@@ -20,6 +20,7 @@ from raytrain_app.storage.folder import Folder
 from raytrain_app.storage.requests import Request, Requests
 from raytrain_app.storage.rundir import RunDirectory
 from tests.integration.elastic.disturbed import Disturbed, assert_undisturbed, slow_job
+from tests.integration.elastic.slow_task import STUCK_ONCE
 
 pytestmark = pytest.mark.slow
 
@@ -67,6 +68,18 @@ def test_a_death_while_checkpoints_are_written(tmp_path: Path, calm: dict[str, A
     job = slow_job(tmp_path, "checkpoints", checkpoint={"every_steps": 1, "keep": 2})
     run = Disturbed(job, {50: lambda run: run.kill(*run.pids), 120: lambda run: run.kill(min(run.pids))})
     assert_undisturbed(run, run.run(), calm)
+
+
+@pytest.mark.usefixtures("ray_local")
+def test_a_worker_that_lives_but_never_ends_its_step(tmp_path: Path, calm: dict[str, Any]) -> None:
+    """Its heartbeats go on; the others have waited in vain for twice `failure.heartbeat_s`, and then once more for it to come."""
+    STUCK_ONCE.unlink(missing_ok=True)
+    run = Disturbed(slow_job(tmp_path, "stuck", task="tests.integration.elastic.slow_task:STUCK"))
+    record = run.run()
+    STUCK_ONCE.unlink()
+    assert_undisturbed(run, record, calm)
+    assert [event["cause"] for event in run.seen("worker_lost")] == ["missing"]
+    assert max(record["pause_s"]) < 15
 
 
 @pytest.mark.usefixtures("ray_local")
