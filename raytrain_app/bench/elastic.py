@@ -223,7 +223,7 @@ def _lose_node(run: _Watched, figures: Figures, nodes: LocalNodes) -> None:
     # Its worker may train on until it notices that its raylet is gone; what counts is the first step without it.
     alone_s = run.first_step(at_s, 1)[0]
     figures.add("node_lost", alone_s - at_s, run.take_redone())
-    nodes.add()
+    threading.Thread(target=nodes.add).start()
     run.until(lambda: {node.node_id for node in living_nodes()} - before, "the new node")
     arrived_s = time.time()
     figures.add("node_joins", run.first_step(max(arrived_s, alone_s), 2)[0] - arrived_s, run.take_redone())

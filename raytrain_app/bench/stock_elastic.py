@@ -10,6 +10,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -63,7 +64,7 @@ class StockRun:
             here = ray.get_runtime_context().get_node_id()
             self._nodes.remove(next(node.node_id for node in living_nodes() if node.node_id != here))
         else:
-            self._nodes.add()
+            threading.Thread(target=self._nodes.add).start()
             self._until(lambda: len(living_nodes()) == 3)
             at_s = time.time()
         before = [row for row in self._rows() if row[0] <= at_s]
