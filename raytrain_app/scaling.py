@@ -141,7 +141,7 @@ class Settling:
 
     Args:
         base_s: how long a node must have stayed in calm times.
-        limit_s: the longest such time.
+        limit_s: the longest such time; a node that dies before it has stayed for so long dies young.
     """
 
     def __init__(self, base_s: float = 1.0, limit_s: float = 30.0) -> None:
@@ -166,5 +166,5 @@ class Settling:
         return frozenset(node_id for node_id in alive if now_s - self._first_seen_s[node_id] >= self._settle_s)
 
     def is_young(self, node_id: str, now_s: float) -> bool:
-        """Whether a node has been there for less than a minute, as far as is known."""
-        return now_s - self._first_seen_s.get(node_id, now_s) < 2 * self._limit_s
+        """Whether a node has been there for less than `limit_s`, as far as is known."""
+        return now_s - self._first_seen_s.get(node_id, now_s) < self._limit_s

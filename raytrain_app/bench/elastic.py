@@ -8,7 +8,6 @@ minute and more, so it has repeats of its own.
 from __future__ import annotations
 
 import bisect
-import contextlib
 import logging
 import os
 import random
@@ -23,16 +22,14 @@ from typing import Any
 
 import ray
 
-from raytrain_app import runner
 from raytrain_app.bench.stock_elastic import StockRun
+from raytrain_app.bench.watched import Step, WatchedRun
 from raytrain_app.cluster.local import LocalNodes
 from raytrain_app.cluster.nodes import living_nodes
-from raytrain_app.errors import Interrupted
 from raytrain_app.job import job_from_dict
 from raytrain_app.report.updates import Update
 from raytrain_app.session import NAMESPACE
-from raytrain_app.storage.folder import Folder
-from raytrain_app.storage.requests import Request, Requests
+from raytrain_app.storage.requests import Request
 
 HEARTBEAT_S = 5.0
 """`failure.heartbeat_s` for workers that hang; the others are measured with its default."""
@@ -52,6 +49,23 @@ EVENTS = {
 LIMITS = {"kill": 1.0, "join": 0.3, "leave": 0.3, "return": 0.3, "node_lost": 2.0, "node_joins": 10.0, "all_lost": 12.0}
 """What the product promises on two idle cores, as medians."""
 WAIT_S = 120.0
+
+
+@dataclass(frozen=True)
+class Session:
+    """A run that is disturbed in some of these ways; each worker has a node to itself."""
+
+    disturbances: tuple[str, ...]
+    workers: int = 2
+    heartbeat_s: float = 30.0
+
+
+SESSIONS = (
+    Session(("kill", "leave", "all")),
+    # With three nodes of which the oldest is lost, none dies young, for which the next ones would have to wait longer.
+    Session(("node",), workers=3),
+    Session(("hang",), heartbeat_s=HEARTBEAT_S),
+)
 
 
 @dataclass
@@ -83,100 +97,73 @@ def lines(product: Figures, stock: Figures) -> list[str]:
     return rows
 
 
-class _Watched:
-    """A product run in a thread of its own, with its steps and events as they come."""
+class _Run(WatchedRun):
+    """The product's run, which goes on until it is stopped."""
 
-    def __init__(self, storage: str, heartbeat_s: float) -> None:
-        self.job = job_from_dict(
-            {
-                "name": "bench-elastic",
-                "task": "raytrain_app.bench.slow_task:TASK",
-                "model": {"name": "linear"},
-                "train": {"epochs": 1_000_000, "global_batch_size": 40, "virtual_shards": 2},
-                "scaling": {"workers": "1..2"},
-                "failure": {"max_restarts": 1_000_000, "heartbeat_s": heartbeat_s},
-                "checkpoint": {"every_steps": 1_000_000},
-                "storage": storage,
-                "tensorboard": False,
-            }
-        )
-        self.steps: list[tuple[float, int, int]] = []
-        self.pids: dict[str, tuple[int, str]] = {}
-        self.resumed = 0
-        self._redone = 0
-        self._thread = threading.Thread(target=self._run, daemon=True)
-        self._thread.start()
+    def __init__(self, storage: str, session: Session) -> None:
+        self.workers = session.workers
+        self.resumed = self._redone = 0
+        raw = {
+            "name": "bench-elastic",
+            "task": "raytrain_app.bench.slow_task:TASK",
+            "model": {"name": "linear"},
+            "train": {"epochs": 1_000_000, "global_batch_size": 40, "virtual_shards": session.workers},
+            "scaling": {"workers": f"1..{session.workers}"},
+            "failure": {"max_restarts": 1_000_000, "heartbeat_s": session.heartbeat_s},
+            "checkpoint": {"every_steps": 1_000_000},
+            "storage": storage,
+            "tensorboard": False,
+        }
+        super().__init__(job_from_dict(raw))
 
-    def ask(self, request: Request) -> None:
-        """Posts a request to the run."""
-        Requests(Folder.open(self.job.storage).child(self.job.name)).post(request)
+    def there(self) -> list[dict[str, Any]]:
+        """The join events of the workers that are not known to be lost, oldest first."""
+        lost = {event["worker"] for event in self.events if event["kind"] in ("worker_lost", "node_lost")}
+        return [event for event in self.events if event["kind"] == "join" and event["worker"] not in lost]
 
-    def until(self, condition: Callable[[], Any], what: str) -> Any:
-        """Waits for something to be true and returns it."""
-        deadline_s = time.monotonic() + WAIT_S
-        while not (found := condition()):
-            if time.monotonic() > deadline_s:
-                raise TimeoutError(f"{what} did not happen within {WAIT_S:g} s")
-            time.sleep(0.02)
-        return found
-
-    def first_step(self, after_s: float, workers: int | None = None) -> tuple[float, int, int]:
-        """The first step after a time, with that many workers if given: its time, number and workers."""
+    def first_step(self, after_s: float, workers: int | None = None) -> Step:
+        """The first step after a time, with that many workers if given."""
         return self.steps[self._first(after_s, workers)]
 
     def pause(self, after_s: float, workers: int) -> float:
         """The gap before the first step after a time with that many workers."""
         place = self._first(after_s, workers)
-        return self.steps[place][0] - self.steps[place - 1][0]
-
-    def _first(self, after_s: float, workers: int | None) -> int:
-        first = bisect.bisect_right(self.steps, after_s, key=lambda step: step[0])
-
-        def found() -> int | None:
-            return next((n for n in range(first, len(self.steps)) if workers in (None, self.steps[n][2])), None)
-
-        return int(self.until(found, f"a step with {workers} workers"))
+        return self.steps[place].time_s - self.steps[place - 1].time_s
 
     def take_redone(self) -> int:
         """Steps redone since the last call."""
         redone, self._redone = self._redone, 0
         return redone
 
-    def stop(self) -> None:
-        """Ends the run."""
-        self.ask(Request(kind="stop"))
-        self._thread.join(WAIT_S)
+    def _first(self, after_s: float, workers: int | None) -> int:
+        first = bisect.bisect_right(self.steps, after_s, key=lambda step: step.time_s)
 
-    def _run(self) -> None:
-        with contextlib.suppress(Interrupted):  # as asked
-            runner.run(self.job, on_update=self._watch)
+        def found() -> list[int]:
+            return [n for n in range(first, len(self.steps)) if workers in (None, self.steps[n].workers)][:1]
+
+        return int(self.until(found, f"a step with {workers} workers")[0])
 
     def _watch(self, update: Update) -> None:
-        record = update.record
-        if update.kind == "step":
-            self.steps.append((record["time"], record["step"], record["workers"]))
-        elif update.kind == "event" and record["kind"] == "join":
-            self.pids[record["worker"]] = record["pid"], record["node"]
-        elif update.kind == "event" and record["kind"] in ("worker_lost", "node_lost"):
-            self.pids.pop(record["worker"], None)
-        elif update.kind == "event" and record["kind"] == "resume":
-            self._redone += max(0, self.steps[-1][1] - record["step"])
+        super()._watch(update)
+        if update.kind == "event" and update.record["kind"] == "resume":
+            self._redone += max(0, self.steps[-1].step - update.record["step"])
             self.resumed += 1
 
 
 def measure_product(repeats: int, disturbances: Collection[str], tell: Callable[[str], None]) -> Figures:
     """Measures "kill", "leave", "node", "all" and "hang", or some of them, `repeats` times each."""
     figures, rng = Figures(), random.Random(0)
-    for some in ([d for d in disturbances if d != "hang"], [d for d in disturbances if d == "hang"]):
-        if not some:
+    for session in SESSIONS:
+        chosen = [disturbance for disturbance in session.disturbances if disturbance in disturbances]
+        if not chosen:
             continue
-        with tempfile.TemporaryDirectory() as storage, LocalNodes(2, {"CPU": 1}) as nodes:
+        with tempfile.TemporaryDirectory() as storage, LocalNodes(session.workers, {"CPU": 1}) as nodes:
             ray.init(address=nodes.address, namespace=NAMESPACE, log_to_driver=False, logging_level=logging.ERROR)
-            run = _Watched(storage, HEARTBEAT_S if some == ["hang"] else 30.0)
+            run = _Run(storage, session)
             try:
-                for disturbance in some:
+                for disturbance in chosen:
                     for number in range(repeats):
-                        run.first_step(time.time(), 2)
+                        run.first_step(time.time(), session.workers)
                         tell(f"{disturbance} {number + 1} of {repeats}")
                         time.sleep(rng.random())
                         _disturb(disturbance, run, figures, nodes)
@@ -186,7 +173,7 @@ def measure_product(repeats: int, disturbances: Collection[str], tell: Callable[
     return figures
 
 
-def _disturb(disturbance: str, run: _Watched, figures: Figures, nodes: LocalNodes) -> None:
+def _disturb(disturbance: str, run: _Run, figures: Figures, nodes: LocalNodes) -> None:
     if disturbance == "leave":
         _leave_and_return(run, figures)
     elif disturbance == "node":
@@ -197,44 +184,44 @@ def _disturb(disturbance: str, run: _Watched, figures: Figures, nodes: LocalNode
         _strike(disturbance, run, figures)
 
 
-def _strike(disturbance: str, run: _Watched, figures: Figures) -> None:
+def _strike(disturbance: str, run: _Run, figures: Figures) -> None:
     """Kills or stops either worker."""
-    pid, _ = random.choice(list(run.pids.values()))
+    pid = random.choice(run.there())["pid"]
     at_s = time.time()
     os.kill(pid, signal.SIGSTOP if disturbance == "hang" else signal.SIGKILL)
-    alone_s = run.first_step(at_s, 1)[0]
+    alone_s = run.first_step(at_s, run.workers - 1).time_s
     figures.add(disturbance, alone_s - at_s, run.take_redone())
     if disturbance == "kill":
-        figures.add("join", run.pause(alone_s, 2), run.take_redone())
+        figures.add("join", run.pause(alone_s, run.workers), run.take_redone())
 
 
-def _leave_and_return(run: _Watched, figures: Figures) -> None:
-    for most, event in ((1, "leave"), (2, "return")):
+def _leave_and_return(run: _Run, figures: Figures) -> None:
+    for most, event in ((run.workers - 1, "leave"), (run.workers, "return")):
         at_s = time.time()
         run.ask(Request(kind="scale", least=1, most=most))
         figures.add(event, run.pause(at_s, most), run.take_redone())
 
 
-def _lose_node(run: _Watched, figures: Figures, nodes: LocalNodes) -> None:
-    _, node_id = random.choice(list(run.pids.values()))
+def _lose_node(run: _Run, figures: Figures, nodes: LocalNodes) -> None:
+    node_id = run.there()[0]["node"]
     before = {node.node_id for node in living_nodes()}
     at_s = time.time()
     nodes.remove(node_id)
     # Its worker may train on until it notices that its raylet is gone; what counts is the first step without it.
-    alone_s = run.first_step(at_s, 1)[0]
+    alone_s = run.first_step(at_s, run.workers - 1).time_s
     figures.add("node_lost", alone_s - at_s, run.take_redone())
     threading.Thread(target=nodes.add).start()
     run.until(lambda: {node.node_id for node in living_nodes()} - before, "the new node")
     arrived_s = time.time()
-    figures.add("node_joins", run.first_step(max(arrived_s, alone_s), 2)[0] - arrived_s, run.take_redone())
+    figures.add("node_joins", run.first_step(max(arrived_s, alone_s), run.workers).time_s - arrived_s, run.take_redone())
 
 
-def _lose_all(run: _Watched, figures: Figures) -> None:
+def _lose_all(run: _Run, figures: Figures) -> None:
     resumed, at_s = run.resumed, time.time()
-    for pid, _ in list(run.pids.values()):
-        os.kill(pid, signal.SIGKILL)
+    for worker in run.there():
+        os.kill(worker["pid"], signal.SIGKILL)
     run.until(lambda: run.resumed > resumed, "going on from memory")
-    figures.add("all_lost", run.first_step(at_s + SETTLED_S)[0] - at_s, run.take_redone())
+    figures.add("all_lost", run.first_step(at_s + SETTLED_S).time_s - at_s, run.take_redone())
 
 
 def measure_stock(repeats: int, disturbances: Collection[str], tell: Callable[[str], None]) -> Figures:

@@ -21,10 +21,11 @@ WAIT_S = 120.0
 
 
 class Step(NamedTuple):
-    """A step that was applied, and when, by the leading worker's clock."""
+    """A step that was applied, when by the leading worker's clock, and by how many workers."""
 
     step: int
     time_s: float
+    workers: int
 
 
 class WatchedRun:
@@ -39,7 +40,7 @@ class WatchedRun:
     """
 
     def __init__(self, job: Job) -> None:
-        self._job = job
+        self.job = job
         self.steps: list[Step] = []
         self.events: list[dict[str, Any]] = []
         self._error: BaseException | None = None
@@ -68,20 +69,24 @@ class WatchedRun:
             if event["kind"] == "join":
                 os.kill(event["pid"], number)
 
+    def ask(self, request: Request) -> None:
+        """Posts a request to the run."""
+        Requests(Folder.open(self.job.storage).child(self.job.name)).post(request)
+
     def stop(self) -> None:
         """Ends the run."""
-        Requests(Folder.open(self._job.storage).child(self._job.name)).post(Request(kind="stop"))
+        self.ask(Request(kind="stop"))
         self._thread.join(WAIT_S)
 
     def _run(self) -> None:
         try:
             with contextlib.suppress(Interrupted):  # as asked
-                runner.run(self._job, on_update=self._watch)
+                runner.run(self.job, on_update=self._watch)
         except BaseException as error:
             self._error = error
 
     def _watch(self, update: Update) -> None:
         if update.kind == "step":
-            self.steps.append(Step(update.record["step"], update.record["time"]))
+            self.steps.append(Step(update.record["step"], update.record["time"], update.record["workers"]))
         elif update.kind == "event":
             self.events.append(dict(update.record))
