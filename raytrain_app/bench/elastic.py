@@ -117,9 +117,9 @@ class _Run(WatchedRun):
         super().__init__(job_from_dict(raw))
 
     def there(self) -> list[dict[str, Any]]:
-        """The join events of the workers that are not known to be lost, oldest first."""
-        lost = {event["worker"] for event in self.events if event["kind"] in ("worker_lost", "node_lost")}
-        return [event for event in self.events if event["kind"] == "join" and event["worker"] not in lost]
+        """The join events of the workers that are there, oldest first."""
+        gone = {event["worker"] for event in self.events if event["kind"] in ("worker_lost", "node_lost", "leave")}
+        return [event for event in self.events if event["kind"] == "join" and event["worker"] not in gone]
 
     def first_step(self, after_s: float, workers: int | None = None) -> Step:
         """The first step after a time, with that many workers if given."""
