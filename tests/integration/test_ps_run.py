@@ -112,15 +112,15 @@ def assert_exact(directory: RunDirectory, epochs: int) -> None:
 
 @pytest.mark.timeout(120)
 def test_a_lost_worker_and_a_lost_server_cost_no_row(tmp_path: Path, ray_local: None) -> None:
-    train = {"epochs": 2, "global_batch_size": 100}
+    train = {"epochs": 3, "global_batch_size": 100}
     job = make_job(tmp_path, "short", train=train, optimizer={"name": "adam", "lr": 0.005})
     directory = tmp_path / "short"
     actions = {20: signal_one(directory, "worker"), 60: signal_one(directory, "server")}
     result = runner.run(job, on_update=At(actions)).record
-    assert (result["status"], result["steps"]) == ("finished", 144)
+    assert (result["status"], result["steps"]) == ("finished", 216)
     assert result["test_accuracy"] >= 0.8
     found = RunDirectory.open(str(directory))
-    assert_exact(found, epochs=2)
+    assert_exact(found, epochs=3)
     kinds = [event["kind"] for event in found.read_events()]
     assert (kinds.count("worker_lost"), kinds.count("server_lost")) == (1, 1)
 
@@ -189,7 +189,7 @@ def test_servers_come_and_go_and_workers_too(tmp_path: Path, ray_local: None) ->
 @pytest.mark.slow
 @pytest.mark.timeout(300)
 def test_a_worker_that_lives_but_hangs_is_replaced(tmp_path: Path, ray_local: None) -> None:
-    job = make_job(tmp_path, "stuck", failure={"heartbeat_s": 2.0}, train={"epochs": 1, "global_batch_size": 100})
+    job = make_job(tmp_path, "stuck", failure={"heartbeat_s": 4.0}, train={"epochs": 1, "global_batch_size": 100})
     try:
         result = runner.run(job, on_update=At({20: TRAP.touch})).record
         assert not TRAP.exists()
