@@ -11,99 +11,29 @@ from pathlib import Path
 from typing import Any
 
 import ray
-from ray.exceptions import RayActorError
 from ray.train import Result
-from ray.train.backend import Backend, BackendConfig
+from ray.train.backend import Backend
 from ray.train.torch import TorchConfig
 from ray.train.v2._internal.callbacks.datasets import DatasetsCallback
 from ray.train.v2._internal.callbacks.placement_group_callback import PlacementGroupCleanerCallback
 from ray.train.v2._internal.constants import get_env_vars_to_propagate
-from ray.train.v2._internal.execution.controller import TrainController
-from ray.train.v2._internal.execution.worker_group import WorkerGroup, WorkerGroupContext, WorkerGroupPollStatus
-from ray.train.v2._internal.execution.worker_group.placement_group_handle import DefaultPlacementGroupHandle
 from ray.train.v2.api.config import FailureConfig, RunConfig, ScalingConfig
 from ray.train.v2.api.data_parallel_trainer import DataParallelTrainer
 from ray.train.v2.tensorflow.tensorflow_trainer import TensorflowTrainer
 from ray.train.v2.torch.torch_trainer import TorchTrainer
-from ray.util import get_placement_group, placement_group, placement_group_table, remove_placement_group
+from ray.util import get_placement_group, placement_group_table, remove_placement_group
 
 from raytrain_app.actors import Actor, start_here, wait_for
 from raytrain_app.job import Job
-
-
-class InPlaceBackend(Backend):
-    """A backend that starts nothing, since workers connect by themselves, and makes Ray Train replace single workers."""
-
-    has_replica_groups = True
+from raytrain_app.pool_controller import GroupTensorflowConfig, InPlaceBackend, InPlaceConfig, InPlaceController
 
 
 class InPlaceTorchConfig(TorchConfig):
-    """`TorchConfig` with the in-place backend."""
+    """`TorchConfig` with the in-place backend: it also gives each worker its GPU."""
 
     @property
     def backend_cls(self) -> type[Backend]:
         return InPlaceBackend
-
-
-class InPlaceTensorflowConfig(BackendConfig):
-    """Ray's own would write TF_CONFIG and TF_USE_LEGACY_KERAS, and no worker has a use for them: torch carries the sums."""
-
-    @property
-    def backend_cls(self) -> type[Backend]:
-        return InPlaceBackend
-
-
-class GroupBackend(Backend):
-    """Ray's own backend for tf.distribute, which tells each worker of the others in TF_CONFIG."""
-
-    def on_start(self, worker_group: Any, backend_config: BackendConfig) -> None:
-        # Ray's module imports TensorFlow, for which the driver has no use: this runs in the controller.
-        from ray.train.tensorflow.config import TensorflowConfig
-
-        TensorflowConfig().backend_cls().on_start(worker_group, backend_config)
-
-
-class GroupTensorflowConfig(BackendConfig):
-    """Of a group of workers that all end when one is lost."""
-
-    @property
-    def backend_cls(self) -> type[Backend]:
-        return GroupBackend
-
-
-class NamedWorkerGroup(WorkerGroup):
-    """Workers whose placement group has the name of the folder of their Ray Train run in front, by which `Pool` finds it."""
-
-    def _create_placement_group(
-        self, scaling_config: ScalingConfig, worker_group_context: WorkerGroupContext
-    ) -> DefaultPlacementGroupHandle:
-        context, run = worker_group_context, self._train_run_context
-        return DefaultPlacementGroupHandle(
-            placement_group(
-                [context.resources_per_worker] * context.num_workers,
-                strategy=context.placement_strategy,
-                name=f"{Path(str(run.run_config.storage_path)).name}-{context.run_attempt_id}",
-                bundle_label_selector=context.label_selector,
-            )
-        )
-
-
-class InPlaceController(TrainController):
-    """Ray Train's controller, for workers that die together.
-
-    Before it replaces a worker, it asks all that it believes alive to drop their reports; when one of those has died too, the
-    call fails, and with it the whole run. So all that are known to be dead are given up first.
-    """
-
-    worker_group_cls = NamedWorkerGroup
-
-    def _replace_bad_workers(self, poll_status: WorkerGroupPollStatus) -> None:
-        groups: Any = self._worker_group
-        for index in poll_status.failing_replica_group_indices:
-            groups._replica_groups[index].shutdown()
-        # One more may have died since the poll: then the next poll, half a second later, tells of all of them.
-        with contextlib.suppress(RayActorError):
-            super()._replace_bad_workers(poll_status)
 
 
 class Abortable(DataParallelTrainer):
@@ -214,9 +144,11 @@ class Pool:
 
 def _trainer(job: Job, loop: Callable[[Any], Any], **arguments: Any) -> Abortable:
     if job.framework == "tensorflow":
-        config = GroupTensorflowConfig() if job.uses_tf_distribute else InPlaceTensorflowConfig()
+        config = GroupTensorflowConfig() if job.uses_tf_distribute else InPlaceConfig()
         return AbortableTensorflowTrainer(loop, backend_config=config, **arguments)
-    return AbortableTorchTrainer(loop, torch_config=InPlaceTorchConfig(), **arguments)
+    # Without GPUs the controller is spared to load PyTorch, which takes it longer than all else before workers can start.
+    in_place: Any = InPlaceTorchConfig() if job.scaling.uses_gpu else InPlaceConfig()
+    return AbortableTorchTrainer(loop, torch_config=in_place, **arguments)
 
 
 def environment(job: Job) -> dict[str, str]:
