@@ -46,6 +46,10 @@ class Abortable(DataParallelTrainer):
     controller: Actor | None = None
     aborted = False
 
+    def __init__(self, train_loop_per_worker: Callable[[Any], Any], **arguments: Any) -> None:
+        # The constructors between want their own backends' options, and import TensorFlow, for which the driver has no use.
+        DataParallelTrainer.__init__(self, train_loop_per_worker, **arguments)
+
     def _initialize_and_run_controller(self, **arguments: Any) -> Result:
         # `Pool` does what the cleaner does, an actor that asks the dashboard, which is not always there, and else never ends.
         # The actor that hands out data sets has none to hand out.
@@ -72,10 +76,6 @@ class AbortableTorchTrainer(Abortable, TorchTrainer):
 
 class AbortableTensorflowTrainer(Abortable, TensorflowTrainer):
     """For TensorFlow."""
-
-    def __init__(self, train_loop_per_worker: Callable[[Any], Any], **arguments: Any) -> None:
-        # The constructor between would import TensorFlow, for which the driver has no use.
-        DataParallelTrainer.__init__(self, train_loop_per_worker, **arguments)
 
 
 class Pool:
@@ -147,8 +147,8 @@ def _trainer(job: Job, loop: Callable[[Any], Any], **arguments: Any) -> Abortabl
         config = GroupTensorflowConfig() if job.uses_tf_distribute else InPlaceConfig()
         return AbortableTensorflowTrainer(loop, backend_config=config, **arguments)
     # Without GPUs the controller is spared to load PyTorch, which takes it longer than all else before workers can start.
-    in_place: Any = InPlaceTorchConfig() if job.scaling.uses_gpu else InPlaceConfig()
-    return AbortableTorchTrainer(loop, torch_config=in_place, **arguments)
+    in_place = InPlaceTorchConfig() if job.scaling.uses_gpu else InPlaceConfig()
+    return AbortableTorchTrainer(loop, backend_config=in_place, **arguments)
 
 
 def environment(job: Job) -> dict[str, str]:
