@@ -153,24 +153,35 @@ def test_bulk_under_kills_has_the_bits_of_the_synchronous_run(tmp_path: Path, ra
 @pytest.mark.slow
 @pytest.mark.timeout(300)
 def test_servers_come_and_go_and_workers_too(tmp_path: Path, ray_local: None) -> None:
-    hang = {"max_restarts": 100, "heartbeat_s": 4.0}
-    job = make_job(tmp_path, "free", optimizer={"name": "adam", "lr": 0.005}, scaling={"workers": "1..3"}, failure=hang)
+    hang, train = {"max_restarts": 100, "heartbeat_s": 4.0}, {"epochs": 12, "global_batch_size": 100}
+    adam, three = {"name": "adam", "lr": 0.005}, {"workers": "1..3"}
+    job = make_job(tmp_path, "free", train=train, optimizer=adam, scaling=three, failure=hang)
     directory = tmp_path / "free"
-    actions = {
-        15: post(directory, Request(kind="servers", servers=2)),
-        40: signal_one(directory, "worker"),
-        60: signal_one(directory, "worker", 1, signal.SIGSTOP),
-        90: post(directory, Request(kind="scale", least=1, most=1)),
-        110: post(directory, Request(kind="servers", servers=1)),
-        150: post(directory, Request(kind="scale", least=1, most=3)),
-    }
+    at = At(
+        {
+            15: post(directory, Request(kind="servers", servers=2)),
+            40: signal_one(directory, "worker"),
+            60: signal_one(directory, "worker", 1, signal.SIGSTOP),
+            90: post(directory, Request(kind="scale", least=1, most=1)),
+        }
+    )
+    then = [
+        post(directory, Request(kind="servers", servers=1)),
+        post(directory, Request(kind="scale", least=1, most=3)),
+    ]
+
+    def on_update(update: Update) -> None:
+        at(update)
+        if update.kind == "event" and update.record["kind"] == "reshard":
+            then.pop(0)()
+
     pages: list[str] = []
     threading.Thread(target=scrape, args=(pages,), daemon=True).start()
-    result = runner.run(job, on_update=At(actions)).record
+    result = runner.run(job, on_update=on_update).record
     assert result["status"] == "finished"
     assert result["test_accuracy"] >= 0.87
     found = RunDirectory.open(str(directory))
-    assert_exact(found, epochs=3)
+    assert_exact(found, epochs=12)
     events = found.read_events()
     assert [event["servers"] for event in events if event["kind"] == "reshard"] == [2, 1]
     assert {event["cause"] for event in events if event["kind"] == "worker_lost"} == {"died", "silent"}
