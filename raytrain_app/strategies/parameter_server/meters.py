@@ -22,7 +22,7 @@ class Meters:
     def __init__(self, run: str, server: int) -> None:
         tags = {"run": run, "server": str(server)}
         self._counters = {
-            name: Counter(f"raytrain_server_{name}", text, tuple(tags))
+            name: Counter(f"raytrain_server_{name}_total", text, tuple(tags))
             for name, text in (
                 ("pushes", "Gradients applied."),
                 ("duplicates", "Gradients that had been applied before, and were not again."),
