@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
+from collections.abc import Mapping
 from typing import Any
 
 import ray
@@ -63,6 +64,16 @@ class Link:
         self._pending.append((self.clock, record))
         if time.monotonic() - self._sent_s >= SEND_S:
             self.deliver()
+
+    def with_unrecorded(self, progress: Mapping[str, Any]) -> dict[str, Any]:
+        """For a snapshot: its progress, and the records that the driver may not have, as nobody will take those steps again."""
+        recorded = max(self.signals.recorded, self._generation.recorded if self._generation else 0)
+        return {**progress, "unrecorded": [(clock, record) for clock, record in self._pending if clock > recorded]}
+
+    def take_up(self, saved: Mapping[str, Any]) -> dict[str, Any]:
+        """Goes on from a snapshot with the records that came with it; returns its progress."""
+        self._pending = [(clock, record) for clock, record in saved.get("unrecorded", ())]
+        return {name: value for name, value in saved.items() if name != "unrecorded"}
 
     def deliver(self, *, last: bool = False) -> None:
         """Sends what the membership does not have yet, if this worker leads, or if it is the `last` word; one at a time."""

@@ -167,11 +167,11 @@ class AllReduce:
         self.link.event("resume", step=self.progress.step, samples=self.progress.samples, source=source)
 
     def _snapshot(self) -> TrainState:
-        return replace(self.learner.state(), progress=self.progress.to_json())
+        return replace(self.learner.state(), progress=self.link.with_unrecorded(self.progress.to_json()))
 
     def _load(self, state: TrainState) -> None:
         self.learner.load(state)
-        self.progress = Progress.from_json(state.progress)
+        self.progress = Progress.from_json(self.link.take_up(state.progress))
 
     def _hand_over(self) -> None:
         """Leaves; if all leave at once, the newest state is safe before they do."""

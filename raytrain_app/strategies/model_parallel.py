@@ -120,7 +120,7 @@ class ModelParallel(AllReduce):
             self._load(kept)
         elif choice["step"] >= 0 and (found := self._store.load(f"step-{choice['step']:08d}")) is not None:
             self._part.load_whole(found[0])
-            self.progress = Progress.from_json(found[0].progress)
+            self.progress = Progress.from_json(self.link.take_up(found[0].progress))
         elif lost:
             self._part.connect(group.mesh, keep=False)
             self.progress = Progress()
@@ -160,7 +160,7 @@ class ModelParallel(AllReduce):
 
     def _checkpoint(self, metrics: Metrics | None = None) -> None:
         """Each worker of the first replica writes its part in the background; the first worker waits for all of them there."""
-        group, step, progress = self._group, self.progress.step, self.progress.to_json()
+        group, step, progress = self._group, self.progress.step, self.link.with_unrecorded(self.progress.to_json())
         if group.replica > 0:
             return
         attempt = broadcast_bytes(uuid.uuid4().hex[:8].encode() if group.rank == 0 else None, 0, group.mates).decode()
