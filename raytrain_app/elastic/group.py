@@ -69,7 +69,7 @@ class Group:
         replica, num_replicas: which replica this member holds, or a part of, and of how many.
         place, peers: which part of it, and of how many.
         counterparts: the members that hold the same part of a replica, in the order of the replicas; None is all members.
-        mates: the members that hold this member's replica together, by place; None is this member alone.
+        mates: the members that hold this member's replica together, by place; with parts.
         mesh: with parts, the members by replica and by part each way.
     """
 
@@ -88,7 +88,6 @@ class Group:
         self.replica, self.num_replicas = self.rank // peers, self.world_size // peers
         self.place, self.peers = self.rank % peers, peers
         self.counterparts: dist.ProcessGroup | None = None
-        self.mates: dist.ProcessGroup | None = None
 
     def connect(self, timeout_s: float) -> None:
         """Connects all members.

@@ -359,7 +359,7 @@ class Membership:
     async def _look_for_missing(self) -> None:
         """Asks Ray about every worker a generation waits for, until it can be formed; evicts those past the deadline."""
         started_s = time.monotonic()
-        while self._roster.standing(Standing.WAITING) and not self._roster.can_form() and not self._over:
+        while self._roster.waits_for_members() and not self._roster.can_form() and not self._over:
             workers = self._present()
             alive = await asyncio.gather(*(is_alive(worker.info) for worker in workers))
             late = time.monotonic() - started_s > self._deadline_s

@@ -175,6 +175,13 @@ class Roster:
         """Whether a worker waits that the current generation does not know of."""
         return any(worker.info.worker_id not in self.members for worker in self.ready())
 
+    def awaited(self) -> bool:
+        """Whether members of the current generation are to come for the next one.
+
+        They are not while all that waits is left over from a replica which has lost a worker.
+        """
+        return bool(self.ready()) or any(worker.info.worker_id in self.members for worker in self.standing(Standing.WAITING))
+
     def missing(self) -> list[Worker]:
         """Members of the current generation that have not come for the next one."""
         return self.standing(Standing.ACTIVE)

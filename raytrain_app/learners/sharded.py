@@ -8,7 +8,7 @@ this worker has seen; the sum over the workers of the replica is that of the sha
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import cast
 
 import numpy as np
@@ -27,6 +27,7 @@ from raytrain_app.learners.cutting import cut_model
 from raytrain_app.learners.pipeline import Pipeline
 from raytrain_app.learners.torch_parts import check_slots, flat_dtype, make_optimizer, on_host, places, seed_generators
 from raytrain_app.state import Arrays, TrainState, check_names
+from raytrain_app.storage.parts import join_parts, pack_part
 from raytrain_app.task import Task
 
 
@@ -47,15 +48,16 @@ class ShardedLearner:
         # Strided parts take two gathers to join, of which DTensor warns each time; nothing but checkpoints does it.
         logging.getLogger("torch.distributed.tensor._redistribute").setLevel(logging.ERROR)
 
-    def connect(self, mesh: DeviceMesh, keep: bool = True) -> None:
+    def connect(self, mesh: DeviceMesh, mates: dist.ProcessGroup, keep: bool = True) -> None:
         """Cuts the model for the workers of a new generation.
 
         Args:
             mesh: with the dimensions "replica", "pipeline", "fsdp" and "tensor".
+            mates: the workers of the replica.
             keep: the values that this worker had before stay; else all is as at the beginning.
         """
         before = self.state() if self._parameters and keep else None
-        self._mesh = mesh
+        self._mesh, self._mates = mesh, mates
         options = self._task.models[self._job.model.name](**self._job.model.options)
         seed_generators(shard_seed([self._job.train.seed]), self.device)
         whole = self._task.torch_model(self._job.model.name, options).to(self.device)
@@ -191,7 +193,15 @@ class ShardedLearner:
     # ---- the whole replica ----
 
     def weights(self) -> Arrays:
-        return {name: array for part in self._joined() for name, array in part.items()}
+        """The whole parameters. All workers of the replica call it.
+
+        They go the way of checkpoints: DTensor's own gathering remembers groups of earlier generations by their names.
+        """
+        with collective():
+            mine = pack_part({name: cut.detach() for name, cut in self._cut.items()}, self._mates)
+        ranks = dist.get_process_group_ranks(self._mates)
+        parts = [broadcast_bytes(mine if rank == dist.get_rank() else None, rank, self._mates) for rank in ranks]
+        return join_parts({f"{place}.safetensors": part for place, part in enumerate(parts)})
 
     def tensors(self) -> dict[str, torch.Tensor]:
         """This worker's part as tensors that know their places in the whole ones: "weights/<name>", "optimizer/<slot>.<name>"."""
@@ -224,19 +234,6 @@ class ShardedLearner:
         if not isinstance(like, DTensor):
             return on_host(whole)
         return on_host(_local(distribute_tensor(whole, like.device_mesh, like.placements, src_data_rank=None)))
-
-    def _joined(self) -> Iterator[Arrays]:
-        """The whole parameters, those of one stage after the other."""
-        with collective():
-            here = {name: on_host(cut.full_tensor() if isinstance(cut, DTensor) else cut) for name, cut in self._cut.items()}
-        if self._ways.pipeline == 1:
-            yield here
-            return
-        group = self._mesh.get_group("pipeline")
-        for stage in range(self._ways.pipeline):
-            source = dist.get_global_rank(group, stage)
-            mine = TrainState(here).to_bytes() if self._mesh.get_local_rank("pipeline") == stage else None
-            yield TrainState.from_bytes(broadcast_bytes(mine, source, group)).weights
 
 
 def _local(tensor: torch.Tensor) -> torch.Tensor:

@@ -74,7 +74,7 @@ class ModelParallel(AllReduce):
     def _take_over(self, group: Group) -> None:
         """Cuts the model for the new group, settles what was pending, and brings replicas that are behind up to date."""
         self._group = group
-        self._part.connect(group.mesh)
+        self._part.connect(group.mesh, group.mates)
         pending = self._pending.clock if self._pending is not None else -1
         num_sums = self._part.layout.num_scores + 1
         known = group.share([self.link.clock, pending, *(self._sums or [0.0] * num_sums)])
@@ -122,7 +122,7 @@ class ModelParallel(AllReduce):
             self._part.load_whole(found[0])
             self.progress = Progress.from_json(self.link.take_up(found[0].progress))
         elif lost:
-            self._part.connect(group.mesh, keep=False)
+            self._part.connect(group.mesh, group.mates, keep=False)
             self.progress = Progress()
         if group.rank == 0 and max(choice.values()) >= 0:
             self._tell_resume("memory" if choice["clock"] >= 0 else "checkpoint")

@@ -121,8 +121,10 @@ def test_a_replica_that_lost_a_worker_waits_for_the_next_one_while_others_go_on(
     for name, pool, place in [("a0", 0, 0), ("a1", 0, 1), ("b0", 1, 0)]:
         roster.wait(part(name, pool, place), 5, 0.0)
     assert roster.can_form()
+    assert roster.waits_for_members()
     roster.form(recorded=-1)
     assert roster.members == ("a0", "a1")
+    assert not roster.waits_for_members(), "nobody is late for the one that is left over"
     roster.wait(part("b1-new", 1, 1), -1, 0.0)
     assert roster.newcomers()
 
