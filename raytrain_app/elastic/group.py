@@ -123,9 +123,13 @@ class Group:
         self.mates = self._own_group(ranks.view(self.num_replicas, self.peers), limit)
 
     def _own_group(self, rows: torch.Tensor, limit: datetime.timedelta) -> dist.ProcessGroup:
-        """Makes a group of each row of ranks, and returns the one that this member is in."""
-        groups = [dist.new_group(row, timeout=limit) for row in rows.tolist()]
-        mine: dist.ProcessGroup = next(group for row, group in zip(rows.tolist(), groups, strict=True) if self.rank in row)
+        """Makes the group of the row of ranks that this member is in.
+
+        torch names groups that only their members make by ranks and order, so equal ones have equal names in all generations:
+        DTensor remembers the names of a mesh and takes them for those of every mesh that is equal to it.
+        """
+        row = next(row for row in rows.tolist() if self.rank in row)
+        mine: dist.ProcessGroup = dist.new_group(row, timeout=limit, use_local_synchronization=True)
         dist.distributed_c10d._set_pg_timeout(_seconds(self._timeout_s), mine)
         return mine
 

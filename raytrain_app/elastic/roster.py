@@ -175,7 +175,7 @@ class Roster:
         """Whether a worker waits that the current generation does not know of."""
         return any(worker.info.worker_id not in self.members for worker in self.ready())
 
-    def awaited(self) -> bool:
+    def waits_for_members(self) -> bool:
         """Whether members of the current generation are to come for the next one.
 
         They are not while all that waits is left over from a replica which has lost a worker.
