@@ -1,4 +1,4 @@
-"""A driver of its own, run by test_hard_times.py: a run on nodes that flap, fall silent, or go. Prints what it saw as JSON."""
+"""A driver that test_hard_times.py runs: on nodes that flap, fall silent, or go. It writes what it saw to seen.json."""
 
 from __future__ import annotations
 
@@ -60,13 +60,13 @@ def main(name: str, storage: Path) -> None:
             try:
                 run.run()
             except ClusterError as error:
-                json.dump({"error": str(error)}, sys.stdout)
+                (storage / "seen.json").write_text(json.dumps({"error": str(error)}))
             return
         record = run.run()
         calm = Disturbed(slow_job(storage, "calm", task="tests.integration.elastic.slow_task:QUICK", train=TRAIN, workers=1))
         assert_undisturbed(run, record, calm.run())
     kinds = ("join", "worker_lost", "node_lost", "pool_start", "disruption")
-    json.dump({kind: run.seen(kind) for kind in kinds}, sys.stdout)
+    (storage / "seen.json").write_text(json.dumps({kind: run.seen(kind) for kind in kinds}))
 
 
 if __name__ == "__main__":

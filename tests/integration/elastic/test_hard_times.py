@@ -161,7 +161,7 @@ def on_nodes(scenario: str, storage: Path, repository: Path) -> dict[str, Any]:
     command = [sys.executable, "-m", "tests.integration.elastic.on_nodes", scenario, str(storage)]
     done = subprocess.run(command, cwd=repository, timeout=280, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
-    return dict(json.loads(done.stdout.splitlines()[-1]))
+    return dict(json.loads((storage / "seen.json").read_text()))
 
 
 def test_a_node_that_comes_and_goes_every_few_seconds(tmp_path: Path, repository: Path) -> None:
