@@ -19,6 +19,7 @@ from raytrain_app.data import Dataset, Split, load
 from raytrain_app.elastic.membership import Failure, Mail, Membership
 from raytrain_app.elastic.progress import Stopwatch
 from raytrain_app.job import Job
+from raytrain_app.state import TrainState
 from raytrain_app.storage.checkpoints import CheckpointStore
 from raytrain_app.storage.folder import Folder
 from raytrain_app.strategies import allreduce, model_parallel
@@ -82,6 +83,14 @@ class Outcome:
         """Its checkpoints."""
         rule = job.checkpoint
         return CheckpointStore(Folder.open(str(self.directory)).child("checkpoints"), rule.keep, rule.monitor, rule.mode)
+
+    def checkpoint(self, job: Job, which: str = "latest") -> TrainState:
+        """A good one, without the metrics that the driver had not written by then: these depend on its pace."""
+        found = self.checkpoints(job).load(which)
+        assert found is not None
+        state, _, messages = found
+        assert not messages
+        return dataclasses.replace(state, progress={k: v for k, v in state.progress.items() if k != "unrecorded"})
 
 
 class Replicas:

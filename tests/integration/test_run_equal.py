@@ -10,7 +10,6 @@ import torch
 
 from raytrain_app.data import Dataset, Reader, Split
 from raytrain_app.job import Job, job_from_dict
-from raytrain_app.state import TrainState
 from raytrain_app.tasks.mnist import TASK
 from tests.integration.replicas import Outcome, Replicas
 
@@ -63,7 +62,7 @@ def _assert_same_checkpoints(job: Job, one: Outcome, other: Outcome) -> None:
     """Weights, buffers, optimizer and position are the same."""
     assert one.checkpoints(job).steps() == other.checkpoints(job).steps() == [9, 12, 18]
     for which in ("latest", "best"):
-        assert _load(job, one, which).to_bytes() == _load(job, other, which).to_bytes()
+        assert one.checkpoint(job, which).to_bytes() == other.checkpoint(job, which).to_bytes()
 
 
 def _assert_each_row_once_an_epoch(outcome: Outcome, split: Split) -> None:
@@ -77,7 +76,7 @@ def _assert_each_row_once_an_epoch(outcome: Outcome, split: Split) -> None:
 
 def _assert_scores_are_those_of_the_model(job: Job, outcome: Outcome, dataset: Dataset) -> None:
     """The reported test scores are those of the saved weights over all rows, each counted once, by plain PyTorch."""
-    state = _load(job, outcome, "latest")
+    state = outcome.checkpoint(job)
     model = TASK.torch_model(job.model.name, TASK.models[job.model.name](**job.model.options))
     model.load_state_dict({name: torch.from_numpy(array) for name, array in {**state.weights, **state.buffers}.items()})
     model.eval()
@@ -88,13 +87,6 @@ def _assert_scores_are_those_of_the_model(job: Job, outcome: Outcome, dataset: D
     labels = torch.from_numpy(y)
     assert outcome.summary["test_accuracy"] == (outputs.argmax(1) == labels).sum().item() / 57
     assert outcome.summary["test_loss"] == pytest.approx(torch.nn.functional.cross_entropy(outputs, labels).item(), rel=1e-5)
-
-
-def _load(job: Job, outcome: Outcome, which: str) -> TrainState:
-    found = outcome.checkpoints(job).load(which)
-    assert found is not None
-    assert not found[2]
-    return found[0]
 
 
 @pytest.mark.parametrize("train", [{"precision": "bf16"}, {"clip_norm": 0.5, "virtual_shards": 7}], ids=["bf16", "7-shards-clip"])
