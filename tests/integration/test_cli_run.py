@@ -42,6 +42,7 @@ def project(tmp_path: Path) -> Path:
     return job.parent
 
 
+@pytest.mark.slow
 def test_the_starter_project_trains_as_it_is(project: Path) -> None:
     done = raytrain("run", "job.yaml", "--quiet", folder=project)
     assert (done.returncode, done.stderr) == (0, "")

@@ -55,7 +55,7 @@ def whole(replicas: Replicas, rows: Dataset) -> Outcome:
     return outcome
 
 
-SLOW = ("gpipe", "fsdp-tensor")
+SLOW = ("tensor", "pipeline", "gpipe", "fsdp-tensor")
 
 
 @pytest.mark.parametrize("cut", [pytest.param(cut, marks=pytest.mark.slow if cut in SLOW else ()) for cut in CUTS])

@@ -12,6 +12,7 @@ import pytest
 from tests.integration.ps_oracle import Oracle
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(120)
 def test_kills_while_ranges_are_cut_anew(ray_local: None, tmp_path: Path) -> None:
     with Oracle(tmp_path, servers=1, workers=2, seed=2) as oracle:

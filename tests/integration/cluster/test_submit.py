@@ -92,6 +92,7 @@ def driver_of(name: str) -> psutil.Process | None:
     return None
 
 
+@pytest.mark.slow
 def test_a_job_with_its_ignored_module_and_its_variable(head: Head, project: Path) -> None:
     code, out, err = outcome(head, project, "submit", "job.yaml", "--address", head.url, "--env", "FOR_THE_TASK")
     assert code == 0, out + err

@@ -54,6 +54,7 @@ def test_a_killed_worker_and_then_the_leader(tmp_path: Path, calm: dict[str, Any
     assert sum(record["worker_seconds"].values()) == pytest.approx(lived_s, rel=0.01)
 
 
+@pytest.mark.slow
 def test_all_workers_lost_at_once_go_on_from_memory(tmp_path: Path) -> None:
     """Lost within the first epoch, before there is a checkpoint."""
     train = {"epochs": 3, "global_batch_size": 10, "virtual_shards": 4}
@@ -67,6 +68,7 @@ def test_all_workers_lost_at_once_go_on_from_memory(tmp_path: Path) -> None:
     assert record["steps_redone"] < 90
 
 
+@pytest.mark.slow
 def test_a_hung_worker_is_evicted_and_replaced(tmp_path: Path, calm: dict[str, Any]) -> None:
     run = Disturbed(slow_job(tmp_path, "hung"), {60: lambda run: run.kill(max(run.pids), number=signal.SIGSTOP)})
     record = run.run()
@@ -93,6 +95,7 @@ def test_scale_down_and_up_again_in_place(tmp_path: Path, calm: dict[str, Any]) 
     assert len(run.seen("join")) == 3, "workers that stepped aside came back; none was started anew"
 
 
+@pytest.mark.slow
 def test_deaths_of_the_membership_and_the_vault_are_not_noticed(tmp_path: Path, calm: dict[str, Any]) -> None:
     def kill_both(run: Disturbed) -> None:
         kill_actor("Membership")
@@ -103,6 +106,7 @@ def test_deaths_of_the_membership_and_the_vault_are_not_noticed(tmp_path: Path, 
     assert_undisturbed(run, record, calm)
 
 
+@pytest.mark.slow
 def test_a_crash_that_comes_back_at_the_same_step_is_the_tasks(tmp_path: Path) -> None:
     job = slow_job(tmp_path, "crashing", task="tests.integration.elastic.slow_task:CRASHING", workers=1)
     run = Disturbed(job, {})
