@@ -9,7 +9,7 @@ from typing import Literal
 from raytrain_app.actors import Actor, wait_for
 from raytrain_app.cluster.nodes import Node, room
 from raytrain_app.cluster.wanted import WantedRoom
-from raytrain_app.elastic.membership import Mail
+from raytrain_app.elastic.mail import Mail
 from raytrain_app.errors import ClusterError
 from raytrain_app.job import Job
 from raytrain_app.pool import Pool

@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Collection
 from typing import Any
 
-from raytrain_app.elastic.membership import Mail
+from raytrain_app.elastic.mail import Mail
 from raytrain_app.elastic.progress import record_clock, steps_per_epoch
 from raytrain_app.elastic.receipts import Receipts
 from raytrain_app.errors import Interrupted, RaytrainError, TrainingError
@@ -182,18 +182,20 @@ class Recorder:
         }
 
 
+_TOLD_ALIKE = frozenset(
+    {"worker_lost", "node_lost", "server_lost", "reshard", "reshard_failed", "checkpoint_damaged", "checkpoint_failed"}
+)
+"""Kinds of events that are told while training as they are told afterwards."""
+
+
 def _sentence(event: Record) -> str:
     """A sentence for the events that people want to hear of."""
     kind = event["kind"]
-    if kind in ("worker_lost", "node_lost"):
-        return f"lost worker {event['worker']} ({'its node is gone' if kind == 'node_lost' else event['cause']})"
-    if kind in ("server_lost", "reshard", "reshard_failed"):
+    if kind in _TOLD_ALIKE:
         return sentence(event)
     if kind == "resume":
         return f"going on from step {event['step']} ({event['source']})"
     if kind == "disruption":
         receipt = event["receipt"]
         return f"{receipt['workers_before']} to {receipt['workers_after']} workers, paused {receipt['paused_s']:.2f} s"
-    if kind == "checkpoint_damaged":
-        return str(event["message"])
-    return f"a checkpoint could not be written: {event['error']}" if kind == "checkpoint_failed" else ""
+    return ""

@@ -24,7 +24,7 @@ from raytrain_app.cluster.launches import LaunchFailures
 from raytrain_app.cluster.nodes import Node, living_nodes
 from raytrain_app.data import Dataset, load
 from raytrain_app.elastic.budget import FailureBudget
-from raytrain_app.elastic.membership import Mail
+from raytrain_app.elastic.mail import Mail
 from raytrain_app.elastic.vault import Vault
 from raytrain_app.errors import ClusterError, Interrupted, JobError, RaytrainError, TrainingError
 from raytrain_app.group_supervisor import GroupSupervisor

@@ -16,7 +16,7 @@ from raytrain_app.cluster.launches import LaunchFailures
 from raytrain_app.cluster.nodes import Node, beside, living_nodes, raylet_is_gone, room
 from raytrain_app.cluster.spot import ensure_watchers
 from raytrain_app.cluster.wanted import WantedRoom
-from raytrain_app.elastic.membership import Mail, WorkerView
+from raytrain_app.elastic.mail import Mail, WorkerView
 from raytrain_app.elastic.roster import Standing
 from raytrain_app.errors import ClusterError
 from raytrain_app.google import metadata_host

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import logging
 import statistics
 import subprocess
 import sys
@@ -13,11 +12,8 @@ from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 
-import ray
-
-from raytrain_app.bench.watched import WatchedRun
+from raytrain_app.bench.watched import WatchedRun, own_ray
 from raytrain_app.job import job_from_dict
-from raytrain_app.session import NAMESPACE
 
 MODEL, OPTIONS = "mlp", {"hidden": 1_500}
 """1.2 million parameters; with Adam a checkpoint has three times as many numbers."""
@@ -87,20 +83,10 @@ def _product(storage: str, checkpoints: int, workers: int) -> Figures:
         "checkpoint": {"every_steps": EVERY, "monitor": "loss"},
         "storage": storage,
     }
-    ray.init(
-        address="local",
-        namespace=NAMESPACE,
-        num_cpus=2 * workers,
-        include_dashboard=False,
-        log_to_driver=False,
-        logging_level=logging.ERROR,
-    )
-    try:
+    with own_ray(2 * workers):
         run = WatchedRun(job_from_dict(job))
         run.until(lambda: run.steps and run.steps[-1].step >= steps, f"step {steps}")
         run.stop()
-    finally:
-        ray.shutdown()
     written = [event for event in run.events if event["kind"] == "checkpoint" and event["step"] <= steps]
     times = {step.step: step.time_s for step in run.steps}
     step_s, longer_s = _longer([times[step] for step in range(1, steps + 1)], {event["step"] - 1 for event in written})

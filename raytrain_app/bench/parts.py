@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import statistics
 import tempfile
 from collections.abc import Callable, Iterator
@@ -10,11 +9,9 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any
 
-import ray
-
 from raytrain_app.bench.step import LR, WARM_UP, Contestant, ProductRun, Script
+from raytrain_app.bench.watched import own_ray
 from raytrain_app.job import Job, job_from_dict
-from raytrain_app.session import NAMESPACE
 
 OPTIONS = {"layers": 4, "width": 64, "heads": 4}
 
@@ -76,16 +73,8 @@ class PartsSetting:
 def measure_parts(setting: PartsSetting, tell: Callable[[str], None]) -> Iterator[str]:
     """Measures both, interleaved, and yields lines for people. Ray must not be up."""
     workers = setting.fsdp * setting.tensor
-    ray.init(
-        address="local",
-        namespace=NAMESPACE,
-        num_cpus=4 * workers,
-        include_dashboard=False,
-        log_to_driver=False,
-        logging_level=logging.ERROR,
-    )
     with tempfile.TemporaryDirectory() as storage, ExitStack() as stack:
-        stack.callback(ray.shutdown)
+        stack.enter_context(own_ray(4 * workers))
         contestants: dict[str, Contestant] = {}
         for kind in ("plain", "product"):
             tell(f"starting: {kind}")

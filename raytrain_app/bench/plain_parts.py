@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import json
 import sys
-import time
 from typing import Any
 
 import torch
@@ -18,7 +17,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor.parallel import ColwiseParallel, ParallelStyle, RowwiseParallel, parallelize_module
 
-from raytrain_app.bench.plain_torch import answer, join_group, steps_asked
+from raytrain_app.bench.plain_torch import join_group, take_steps
 from raytrain_app.tasks.small_language import CHARACTERS, write
 from raytrain_app.tasks.tiny_gpt import TASK, TRAIN_ROWS, Decoder, Gpt
 
@@ -56,14 +55,7 @@ def main(config: dict[str, Any]) -> None:
         loss.backward()
         optimizer.step()
 
-    while (count := steps_asked(rank, world_size)) > 0:
-        began_s = time.perf_counter()
-        for _ in range(count):
-            step()
-        if device.type == "cuda":
-            torch.cuda.synchronize()
-        if rank == 0:
-            answer({"step": (time.perf_counter() - began_s) / count})
+    take_steps(step, rank, world_size, device)
     dist.destroy_process_group()
 
 

@@ -11,7 +11,7 @@ import itertools
 import json
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -45,14 +45,7 @@ def main(config: dict[str, Any]) -> None:
         loss.backward()
         optimizer.step()
 
-    while (count := steps_asked(rank, world_size)) > 0:
-        began_s = time.perf_counter()
-        for _ in range(count):
-            step()
-        if device.type == "cuda":
-            torch.cuda.synchronize()
-        if rank == 0:
-            answer({"step": (time.perf_counter() - began_s) / count})
+    take_steps(step, rank, world_size, device)
     if world_size > 1:
         dist.destroy_process_group()
 
@@ -64,6 +57,18 @@ def join_group(device: str) -> tuple[int, int, torch.device]:
     dist.init_process_group("gloo" if device == "cpu" else "cpu:gloo,cuda:nccl")
     rank = dist.get_rank()
     return rank, dist.get_world_size(), torch.device("cpu") if device == "cpu" else torch.device(device, rank)
+
+
+def take_steps(step: Callable[[], None], rank: int, world_size: int, device: torch.device) -> None:
+    """Takes steps as they are asked for, and answers with the seconds that each took."""
+    while (count := steps_asked(rank, world_size)) > 0:
+        began_s = time.perf_counter()
+        for _ in range(count):
+            step()
+        if device.type == "cuda":
+            torch.cuda.synchronize()
+        if rank == 0:
+            answer({"step": (time.perf_counter() - began_s) / count})
 
 
 def steps_asked(rank: int, world_size: int) -> int:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import logging
 import signal
 import statistics
 import subprocess
@@ -21,12 +20,9 @@ from contextlib import ExitStack
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-import ray
-
-from raytrain_app.bench.watched import WatchedRun
+from raytrain_app.bench.watched import WatchedRun, own_ray
 from raytrain_app.errors import TrainingError
 from raytrain_app.job import Job, job_from_dict
-from raytrain_app.session import NAMESPACE
 
 WARM_UP = 20
 SETTLE_S = 0.5
@@ -247,16 +243,8 @@ def measure(setting: Setting, tell: Callable[[str], None]) -> Figures:
         tell: told of progress.
     """
     tell(f"starting: {setting.model} {setting.options or ''}")
-    ray.init(
-        address="local",
-        namespace=NAMESPACE,
-        num_cpus=8 * setting.workers,
-        include_dashboard=False,
-        log_to_driver=False,
-        logging_level=logging.ERROR,
-    )
     with tempfile.TemporaryDirectory() as storage, ExitStack() as stack:
-        stack.callback(ray.shutdown)
+        stack.enter_context(own_ray(8 * setting.workers))
         engine = {"job": setting.job(storage).model_dump(mode="json"), "device": setting.device}
         starts: dict[str, Callable[[], Contestant]] = {
             "plain": lambda: Script(PLAIN[setting.framework], setting.workers, setting.script()),

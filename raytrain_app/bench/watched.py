@@ -1,19 +1,23 @@
-"""A run of the product in a thread, with its steps and events as they come."""
+"""A run of the product in a thread, with its steps and events as they come, and a Ray for it."""
 
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 import signal
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
+
+import ray
 
 from raytrain_app import runner
 from raytrain_app.errors import Interrupted
 from raytrain_app.job import Job
 from raytrain_app.report.updates import Update
+from raytrain_app.session import NAMESPACE
 from raytrain_app.storage.folder import Folder
 from raytrain_app.storage.requests import Request, Requests
 
@@ -26,6 +30,23 @@ class Step(NamedTuple):
     step: int
     time_s: float
     workers: int
+
+
+@contextlib.contextmanager
+def own_ray(num_cpus: int) -> Iterator[None]:
+    """A Ray of this machine for the block, which says nothing."""
+    ray.init(
+        address="local",
+        namespace=NAMESPACE,
+        num_cpus=num_cpus,
+        include_dashboard=False,
+        log_to_driver=False,
+        logging_level=logging.ERROR,
+    )
+    try:
+        yield
+    finally:
+        ray.shutdown()
 
 
 class WatchedRun:

@@ -12,7 +12,7 @@ from ray.exceptions import RayError
 
 from raytrain_app.actors import Actor, wait_for
 from raytrain_app.elastic.group import Group
-from raytrain_app.elastic.membership import Signals
+from raytrain_app.elastic.mail import Signals
 from raytrain_app.elastic.progress import Stopwatch
 from raytrain_app.elastic.roster import Generation, WorkerInfo
 

@@ -16,7 +16,8 @@ from typing import Any
 import ray
 
 from raytrain_app.data import Dataset, Split, load
-from raytrain_app.elastic.membership import Failure, Mail, Membership
+from raytrain_app.elastic.mail import Failure, Mail
+from raytrain_app.elastic.membership import Membership
 from raytrain_app.elastic.progress import Stopwatch
 from raytrain_app.job import Job
 from raytrain_app.state import TrainState

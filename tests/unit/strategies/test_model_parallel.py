@@ -20,7 +20,7 @@ import torch
 from raytrain_app.data import Dataset, Split
 from raytrain_app.data.blocks import Blocks
 from raytrain_app.elastic.group import Group, PeerLost, Rendezvous
-from raytrain_app.elastic.membership import Signals
+from raytrain_app.elastic.mail import Signals
 from raytrain_app.elastic.progress import Stopwatch
 from raytrain_app.elastic.roster import Generation, WorkerInfo
 from raytrain_app.job import job_from_dict
