@@ -21,7 +21,7 @@ from raytrain_app.elastic.roster import Standing
 from raytrain_app.errors import ClusterError
 from raytrain_app.google import metadata_host
 from raytrain_app.job import Job
-from raytrain_app.job.model import ParameterServer
+from raytrain_app.job.strategies import ParameterServer
 from raytrain_app.pool import Pool
 from raytrain_app.scaling import Abort, Decision, Park, PoolView, Retire, Settling, Start, Unpark, decide
 

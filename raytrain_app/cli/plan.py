@@ -8,7 +8,7 @@ from raytrain_app.cluster.document import ClusterFile
 from raytrain_app.cluster.fit import fit_rows
 from raytrain_app.elastic.progress import steps_per_epoch
 from raytrain_app.job import Job
-from raytrain_app.job.model import AllReduce, ParameterServer
+from raytrain_app.job.strategies import AllReduce, ParameterServer
 from raytrain_app.storage.folder import Folder
 from raytrain_app.task import Task
 

@@ -5,22 +5,19 @@ from raytrain_app.job.load import job_from_dict, job_from_text, load_job
 from raytrain_app.job.model import (
     Adam,
     AdamW,
-    AllReduce,
     Checkpoint,
     Data,
     EarlyStopping,
     Failure,
     Job,
     Model,
-    ModelParallel,
     Optimizer,
-    ParameterServer,
     Scaling,
     Sgd,
-    Strategy,
     Train,
     Workers,
 )
+from raytrain_app.job.strategies import AllReduce, ModelParallel, ParameterServer, Strategy
 
 __all__ = [
     "Adam",

@@ -12,7 +12,8 @@ FREE = (
     *("name", "storage", "scaling", "checkpoint", "failure", "audit", "tensorboard", "trackers"),
     *("data.offline", "data.allow_modified", "strategy.servers", "strategy.server_cpus"),
     # How a replica is cut changes the last bits of what is computed from then on, and no more.
-    *(f"strategy.{way}" for way in ("fsdp", "tensor", "pipeline", "microbatches", "schedule", "activation_checkpointing")),
+    *(f"strategy.{way}" for way in ("fsdp", "tensor", "pipeline", "microbatches", "schedule")),
+    *(f"strategy.{way}" for way in ("stages_per_worker", "balance", "activation_checkpointing")),
 )
 
 

@@ -5,34 +5,17 @@ from __future__ import annotations
 import re
 from typing import Annotated, Any, Literal
 
-from pydantic import (
-    AfterValidator,
-    BaseModel,
-    BeforeValidator,
-    ConfigDict,
-    Field,
-    PlainSerializer,
-    model_validator,
-)
+from pydantic import AfterValidator, BeforeValidator, ConfigDict, Field, PlainSerializer, model_validator
 from pydantic_core import PydanticCustomError
 from typing_extensions import Self
 
 from raytrain_app.job import yaml12
+from raytrain_app.job.fields import Amount, Count, CountOrZero, Fraction, Positive, Seconds, Section, default_name
 from raytrain_app.job.rules import broken_rules
+from raytrain_app.job.strategies import AllReduce, ModelParallel, ParameterServer, Strategy
 
-Count = Annotated[int, Field(ge=1, le=2**31 - 1)]
-CountOrZero = Annotated[int, Field(ge=0, le=2**31 - 1)]
-Seconds = Annotated[float, Field(ge=0)]
-Positive = Annotated[float, Field(gt=0)]
-Fraction = Annotated[float, Field(ge=0, lt=1)]
 Metric = Literal["loss", "accuracy", "val_loss", "val_accuracy"]
 Mode = Literal["min", "max"]
-
-
-class Section(BaseModel):
-    """Base of all sections: frozen, no unknown keys, no silent conversions ("3" is not 3, true is not 1), no NaN."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False, ser_json_inf_nan="constants")
 
 
 def _safe_name(value: str) -> str:
@@ -69,17 +52,6 @@ def _names(value: Any) -> Any:
     if not isinstance(value, list | tuple):
         raise PydanticCustomError("names", "a list of names, such as [mlflow]")
     return tuple(value)
-
-
-def _default_name(name: str) -> BeforeValidator:
-    """So that `--set optimizer.lr=0.1` needs no `name` where the file has no such section."""
-    return BeforeValidator(lambda raw: {"name": name, **raw} if isinstance(raw, dict) else raw)
-
-
-def _whole_above_one(amount: float) -> float:
-    if amount > 1 and amount != int(amount):
-        raise PydanticCustomError("amount", "a whole number when above 1, as Ray demands")
-    return amount
 
 
 class Model(Section):
@@ -204,63 +176,7 @@ class AdamW(_Optimizer):
     weight_decay: Annotated[float, Field(ge=0)] = 0.01
 
 
-Optimizer = Annotated[Sgd | Adam | AdamW, Field(discriminator="name"), _default_name("adam")]
-
-
-class AllReduce(Section):
-    """`strategy: {name: allreduce}`; replicas add their gradients each step. `tf_distribute` picks TensorFlow's own strategy."""
-
-    name: Literal["allreduce"] = "allreduce"
-    tf_distribute: Literal["multi_worker_mirrored", "mirrored", "central_storage", "one_device"] | None = None
-
-
-class ParameterServer(Section):
-    """`strategy: {name: parameter_server}`; workers push gradients to server actors, each at its own pace.
-
-    Attributes:
-        servers: actors that hold equal byte ranges of the parameters; `raytrain scale` changes it while the run goes on.
-        staleness: updates that a gradient may have missed; one that missed more is refused and computed again. None is no
-            bound.
-        sync: "async", nobody waits; "bounded", a worker waits before it could make another's gradient miss more than
-            `staleness` updates; "bulk", all work on the same step, which is made of `train.virtual_shards` parts.
-        correction: how a gradient that missed updates is corrected; see the README for each one's source.
-        update: the servers' update rule. "auto" is that of `optimizer`; any other takes its learning rate, schedule and
-            weight decay from there.
-        server_cpus: CPUs that each server takes from the cluster, and computes with.
-    """
-
-    name: Literal["parameter_server"]
-    servers: Annotated[int, Field(ge=1, le=256)] = 1
-    staleness: CountOrZero | None = None
-    sync: Literal["async", "bounded", "bulk"] = "async"
-    correction: Literal["none", "staleness", "gap", "delay"] = "gap"
-    update: Literal["auto", "sgd", "momentum", "adagrad", "adam"] = "auto"
-    server_cpus: Annotated[float, Field(ge=0), AfterValidator(_whole_above_one)] = 0.0
-
-
-class ModelParallel(Section):
-    """`strategy: {name: model_parallel}`; a replica is spread over fsdp x tensor x pipeline workers.
-
-    Attributes:
-        fsdp: workers that share out the rows of a shard, and keep only their part of parameters, gradients and optimizer
-            state between uses (fully sharded data parallelism).
-        tensor: workers that share out each of the task's linear layers.
-        pipeline: stages that the task's chain of modules is cut into.
-        microbatches: parts in which the rows go through the pipeline.
-        schedule: order of the microbatches' forward and backward passes.
-        activation_checkpointing: keep the inputs of each block alone, and compute it again for its backward pass.
-    """
-
-    name: Literal["model_parallel"]
-    fsdp: Count = 1
-    tensor: Count = 1
-    pipeline: Count = 1
-    microbatches: Count = 1
-    schedule: Literal["1f1b", "gpipe", "interleaved"] = "1f1b"
-    activation_checkpointing: bool = False
-
-
-Strategy = Annotated[AllReduce | ParameterServer | ModelParallel, Field(discriminator="name"), _default_name("allreduce")]
+Optimizer = Annotated[Sgd | Adam | AdamW, Field(discriminator="name"), default_name("adam")]
 
 
 class Workers(Section):
@@ -295,9 +211,6 @@ def _resources(amounts: dict[str, float]) -> dict[str, float]:
         if not name or (plain in ("CPU", "GPU") and name != plain):
             raise PydanticCustomError("resources", "Ray's own names (CPU and GPU) or names that the cluster declares")
     return {"CPU": 1.0, "GPU": 0.0, **amounts}
-
-
-Amount = Annotated[float, Field(ge=0), AfterValidator(_whole_above_one)]
 
 
 class Scaling(Section):

@@ -1,4 +1,4 @@
-"""Rules about several keys of a job at once, and the table of what is not available yet."""
+"""Rules about several keys of a job at once."""
 
 from __future__ import annotations
 
@@ -8,11 +8,6 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from raytrain_app.job.model import Job
-
-# Part of the job file, but not built yet: refused by name rather than ignored.
-NOT_AVAILABLE_YET: dict[str, tuple[str, ...]] = {
-    "strategy.schedule": ("interleaved",),
-}
 
 
 @dataclass(frozen=True)
@@ -26,7 +21,6 @@ class BrokenRule:
 
 def broken_rules(job: Job) -> Iterator[BrokenRule]:
     """Every rule that `job`, right key by key, breaks as a whole."""
-    yield from _not_available_yet(job)
     yield from _sizes(job)
     yield from _optimizer(job)
     yield from _metrics(job)
@@ -41,12 +35,6 @@ def value_at(job: Any, path: str) -> Any:
     for part in path.split("."):
         job = getattr(job, part, None)
     return job
-
-
-def _not_available_yet(job: Job) -> Iterator[BrokenRule]:
-    for path, values in NOT_AVAILABLE_YET.items():
-        if (value := value_at(job, path)) in values:
-            yield BrokenRule(path, f"{value} is not available yet")
 
 
 def _sizes(job: Job) -> Iterator[BrokenRule]:
@@ -209,4 +197,29 @@ def _model_parallel(job: Job) -> Iterator[BrokenRule]:
             f"found {microbatches} for a pipeline of {stages} stages; expected "
             + ("at least as many, so that all stages have work" if stages > 1 else "1, since nothing goes through a pipeline"),
             ("strategy.pipeline",),
+        )
+    yield from _interleaving(job, microbatches, stages)
+
+
+def _interleaving(job: Job, microbatches: int, workers: int) -> Iterator[BrokenRule]:
+    """Rules of `schedule: interleaved`, for a pipeline of some workers."""
+    path, each, schedule = "strategy.stages_per_worker", value_at(job, "strategy.stages_per_worker"), "strategy.schedule"
+    if value_at(job, schedule) != "interleaved":
+        if each > 1:
+            text = f"found {each} with schedule: {value_at(job, schedule)}; expected 1, or schedule: interleaved"
+            yield BrokenRule(path, text, (schedule,))
+        return
+    if workers == 1:
+        text = "found interleaved without a pipeline; expected 1f1b, or strategy.pipeline of 2 or more"
+        yield BrokenRule(schedule, text, ("strategy.pipeline",))
+        return
+    if each == 1:
+        yield BrokenRule(path, "found 1 with schedule: interleaved; expected 2 or more, or schedule: 1f1b", (schedule,))
+    rounds = max(1, microbatches // workers)
+    if microbatches % rounds:
+        yield BrokenRule(
+            "strategy.microbatches",
+            f"found {microbatches}, which {workers} workers take in {rounds} turns with schedule: interleaved; expected a "
+            f"multiple of {rounds}, such as {microbatches // rounds * rounds}",
+            (schedule, "strategy.pipeline"),
         )

@@ -7,7 +7,6 @@ from collections.abc import Iterator, Sequence
 from fnmatch import fnmatchcase
 from typing import Any
 
-import torch
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule, fully_shard
@@ -19,17 +18,22 @@ from raytrain_app.job import ModelParallel
 from raytrain_app.task import Cut
 
 
-def cut_model(model: nn.Module, cut: Cut, ways: ModelParallel, mesh: DeviceMesh) -> nn.Module:
+def cut_model(
+    model: nn.Module, cut: Cut, ways: ModelParallel, plan: Sequence[Sequence[str]], mesh: DeviceMesh
+) -> list[nn.Module]:
     """Keeps a worker's part of a model, in place.
 
     Args:
-        model: whole, and equal on all workers of the replica.
+        model: whole, and equal on all workers of the replica; afterwards its parameters, which keep their names, are those
+            of this worker, and DTensors where they are cut.
         cut: how it can be cut.
         ways: into how many parts each way.
+        plan: what `stage_plan` says.
         mesh: of the replica, with the dimensions "pipeline", "fsdp" and "tensor".
 
     Returns:
-        The model, whose parameters keep their names and are DTensors where they are cut.
+        This worker's stages, in their order: what goes through them one after the other, with those of the other workers
+        between them. Without a pipeline it is the model itself.
 
     Raises:
         JobError: it cannot be cut like that.
@@ -37,21 +41,24 @@ def cut_model(model: nn.Module, cut: Cut, ways: ModelParallel, mesh: DeviceMesh)
     problems = list(cut_problems(model, cut, ways))
     if problems:
         raise JobError("\n".join(problems))
+    stages = [model]
     if ways.pipeline > 1:
-        _keep_stage(model, stages(model, cut, ways.pipeline)[mesh.get_local_rank("pipeline")])
+        mine = plan[mesh.get_local_rank("pipeline") :: ways.pipeline]
+        _keep(model, [name for names in mine for name in names])
+        stages = [nn.Sequential(*map(model.get_submodule, names)) for names in mine]
     blocks = [module for module in model.modules() if isinstance(module, nn.ModuleList)]
     units = [unit for block in blocks for unit in block if any(True for _ in unit.parameters())]
     if ways.activation_checkpointing:
         for unit in units:
             unit.forward = functools.partial(checkpoint, unit.forward, use_reentrant=False)
     if ways.tensor > 1:
-        plan: dict[str, ParallelStyle] = {name: ColwiseParallel() for name, _ in _matching(model, cut.columns)}
-        plan |= {name: RowwiseParallel() for name, _ in _matching(model, cut.rows)}
-        parallelize_module(model, mesh["tensor"], plan)
+        styles: dict[str, ParallelStyle] = {name: ColwiseParallel() for name, _ in _matching(model, cut.columns)}
+        styles |= {name: RowwiseParallel() for name, _ in _matching(model, cut.rows)}
+        parallelize_module(model, mesh["tensor"], styles)
     if ways.fsdp > 1:
-        for unit in [*units, model]:
+        for unit in [*units, *stages]:
             _shard_fully(unit, mesh["fsdp"])
-    return model
+    return stages
 
 
 def cut_problems(model: nn.Module, cut: Cut, ways: ModelParallel) -> Iterator[str]:
@@ -73,27 +80,27 @@ def cut_problems(model: nn.Module, cut: Cut, ways: ModelParallel) -> Iterator[st
             yield f"strategy.tensor: found {ways.tensor}; expected a divisor of {odd}, the heads or widths that it divides"
     if ways.pipeline > 1:
         chain = list(links(model, cut.chain))
-        if len(chain) < ways.pipeline:
+        if len(chain) < ways.pipeline * ways.stages_per_worker:
             there = f"has a chain of {len(chain)} modules" if chain else "names no chain of modules"
-            yield f"strategy.pipeline: found {ways.pipeline}, but the task's torch_cut {there}; expected fewer, or fsdp instead"
+            found = f"{ways.pipeline} x {ways.stages_per_worker}" if ways.stages_per_worker > 1 else str(ways.pipeline)
+            yield f"strategy.pipeline: found {found}, but the task's torch_cut {there}; expected fewer, or fsdp instead"
 
 
-def stages(model: nn.Module, cut: Cut, count: int) -> list[list[str]]:
-    """Names of the modules of each stage of a pipeline: consecutive, and as equal in parameters as they can be.
+def stages(chain: Sequence[str], costs: Sequence[int], count: int) -> list[list[str]]:
+    """The links of a chain in consecutive stages whose costs are as equal as they can be.
 
-    The largest stage is as small as possible (the linear partition problem, found by trying the sums of consecutive parts).
+    The costliest stage costs as little as possible (the linear partition problem, found by trying the sums of consecutive
+    links).
     """
-    chain = list(links(model, cut.chain))
-    sizes = [sum(p.numel() for p in model.get_submodule(name).parameters()) for name in chain]
-    limits = sorted({sum(sizes[i:j]) for i in range(len(sizes)) for j in range(i + 1, len(sizes) + 1)})
-    return next(found for limit in limits if (found := _packed(chain, sizes, limit, count)) is not None)
+    limits = sorted({sum(costs[i:j]) for i in range(len(costs)) for j in range(i + 1, len(costs) + 1)})
+    return next(found for limit in limits if (found := _packed(chain, costs, limit, count)) is not None)
 
 
-def _packed(chain: Sequence[str], sizes: Sequence[int], limit: int, count: int) -> list[list[str]] | None:
-    """The links in `count` consecutive parts of up to `limit` parameters each, none of them empty; None if there is no way."""
+def _packed(chain: Sequence[str], costs: Sequence[int], limit: int, count: int) -> list[list[str]] | None:
+    """The links in `count` consecutive parts that cost up to `limit` each, none of them empty; None if there is no way."""
     parts: list[list[str]] = [[]]
     held = 0
-    for place, (link, size) in enumerate(zip(chain, sizes, strict=True)):
+    for place, (link, size) in enumerate(zip(chain, costs, strict=True)):
         must_open = len(chain) - place <= count - len(parts)
         if parts[-1] and (held + size > limit or must_open):
             parts.append([])
@@ -129,21 +136,14 @@ def _matching(model: nn.Module, patterns: Sequence[str]) -> Iterator[tuple[str, 
             yield name, module
 
 
-def _keep_stage(model: nn.Module, names: Sequence[str]) -> None:
-    """Empties all modules of the chain but the named ones, which `forward` then calls one after the other."""
+def _keep(model: nn.Module, names: Sequence[str]) -> None:
+    """Empties all modules of a model but the named ones and what is in them or around them."""
     kept = {id(module) for name in names for module in model.get_submodule(name).modules()}
     around = {id(model.get_submodule(".".join(name.split(".")[:end]))) for name in names for end in range(name.count(".") + 1)}
     for name, module in list(model.named_modules()):
         if id(module) not in kept and id(module) not in around and any(True for _ in module.parameters()):
             parent, _, own = name.rpartition(".")
             setattr(model.get_submodule(parent), own, nn.Identity())
-
-    def forward(x: torch.Tensor) -> torch.Tensor:
-        for name in names:
-            x = model.get_submodule(name)(x)
-        return x
-
-    model.forward = forward
 
 
 def _shard_fully(unit: nn.Module, mesh: DeviceMesh) -> None:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import cast
 
 import torch
 from torch import nn
 
 from raytrain_app.job import Job, ModelParallel
-from raytrain_app.learners.cutting import cut_problems, divided, links, stages
+from raytrain_app.learners.costs import meta_inputs, meta_model, stage_plan
+from raytrain_app.learners.cutting import cut_problems, divided, links
 from raytrain_app.task import Task
 
 
@@ -35,37 +36,41 @@ class Footprint:
 
 def cutting_problems(job: Job, task: Task) -> list[str]:
     """Why the job's model cannot be cut as its strategy says, as sentences that name the key."""
-    model, options = _model(job, task)
+    model, options = meta_model(job, task)
     return list(cut_problems(model, task.torch_cut(job.model.name, options), cast(ModelParallel, job.strategy)))
 
 
 def footprint(job: Job, task: Task) -> Footprint:
     """The memory that a job's cut takes, of a model that can be cut like that."""
-    ways, (model, options) = cast(ModelParallel, job.strategy), _model(job, task)
+    ways, (model, options) = cast(ModelParallel, job.strategy), meta_model(job, task)
     cut = task.torch_cut(job.model.name, options)
-    parts = stages(model, cut, ways.pipeline) if ways.pipeline > 1 else [list(links(model, cut.chain)) or [""]]
     parallel = divided(model, cut) if ways.tensor > 1 else set()
     shard_rows = -(-job.train.global_batch_size // job.num_shards)
-    rows = -(-shard_rows // (ways.fsdp * ways.microbatches))
-    stored = torch.zeros((rows, *task.columns.shape), dtype=getattr(torch, task.columns.dtype), device="meta")
-    hidden, needs = task.torch_inputs(stored), []
-    for number, names in enumerate(parts):
-        parameters = 0
+    hidden = meta_inputs(task, -(-shard_rows // (ways.fsdp * ways.microbatches)))
+    parameters, activations = [0] * ways.pipeline, [0] * ways.pipeline
+    for stage, names in enumerate(stage_plan(job, task) or [list(links(model, cut.chain)) or [""]]):
+        worker = stage % ways.pipeline
         for name in names:
             for inner, parameter in model.get_submodule(name).named_parameters(prefix=name):
                 first = parameter.shape[0] if parameter.dim() else 1
                 size = -(-first // ways.fsdp) * (parameter[:1].numel() if parameter.dim() else 1) * parameter.element_size()
-                parameters += size // (ways.tensor if inner in parallel else 1)
+                parameters[worker] += size // (ways.tensor if inner in parallel else 1)
         kept, hidden = _kept(model, names, hidden, ways.activation_checkpointing)
-        under_way = min(ways.microbatches, ways.pipeline - number) if ways.schedule == "1f1b" else ways.microbatches
-        needs.append(Footprint(parameters, _slots(job) * parameters, kept * under_way))
+        activations[worker] = max(activations[worker], kept * _under_way(ways, worker))
+    needs = (Footprint(p, _slots(job) * p, kept) for p, kept in zip(parameters, activations, strict=True))
     return max(needs, key=lambda need: need.total)
 
 
-def _model(job: Job, task: Task) -> tuple[nn.Module, Any]:
-    options = task.models[job.model.name](**job.model.options)
-    with torch.device("meta"):
-        return task.torch_model(job.model.name, options), options
+def _under_way(ways: ModelParallel, worker: int) -> int:
+    """Microbatches of a stage of a worker, or of all of its stages, that wait for their backward pass at most."""
+    if ways.schedule == "gpipe":
+        return ways.microbatches
+    behind = ways.pipeline - 1 - worker
+    if ways.schedule == "1f1b":
+        return min(ways.microbatches, behind + 1)
+    a_turn = ways.microbatches // max(1, ways.microbatches // ways.pipeline)
+    first = (ways.stages_per_worker - 1) * a_turn + 2 * behind  # Narayanan et al. 2021, section 2.2
+    return min(ways.microbatches * ways.stages_per_worker, first + 1)
 
 
 def _slots(job: Job) -> int:

@@ -23,6 +23,7 @@ from raytrain_app.elastic.plan import shard_rows, shard_seed
 from raytrain_app.elastic.reduce import NUM_SCORES, Layout, Shard
 from raytrain_app.job import Job, ModelParallel
 from raytrain_app.learners.callbacks import Callbacks
+from raytrain_app.learners.costs import stage_plan
 from raytrain_app.learners.cutting import cut_model
 from raytrain_app.learners.pipeline import Pipeline
 from raytrain_app.learners.torch_parts import check_slots, flat_dtype, make_optimizer, on_host, places, seed_generators
@@ -44,6 +45,7 @@ class ShardedLearner:
         self.gradient_norm = 0.0
         self._job, self._task, self._ways = job, task, cast(ModelParallel, job.strategy)
         self._autocast = torch.autocast(device.type, torch.bfloat16, enabled=job.train.precision == "bf16")
+        self._plan = stage_plan(job, task)
         self._parameters: dict[str, nn.Parameter] = {}
         # Strided parts take two gathers to join, of which DTensor warns each time; nothing but checkpoints does it.
         logging.getLogger("torch.distributed.tensor._redistribute").setLevel(logging.ERROR)
@@ -63,8 +65,8 @@ class ShardedLearner:
         whole = self._task.torch_model(self._job.model.name, options).to(self.device)
         cut = self._task.torch_cut(self._job.model.name, options)
         with collective():
-            self.model = cut_model(whole, cut, self._ways, mesh)
-        self._cut = {name: p for name, p in self.model.named_parameters() if p.requires_grad}
+            self._stages = cut_model(whole, cut, self._ways, self._plan, mesh)
+        self._cut = {name: p for name, p in whole.named_parameters() if p.requires_grad}
         # The optimizer steps on what is here of each parameter: plain tensors in the same memory.
         self._parameters = {name: nn.Parameter(_local(p)) for name, p in self._cut.items()}
         self._places, size = places({name: p.shape for name, p in self._parameters.items()})
@@ -72,7 +74,7 @@ class ShardedLearner:
         self.layout = Layout(size, dtype=self._flat.dtype)
         self._optimizer = make_optimizer(self._job, self._parameters.values())
         self._no_counters = torch.zeros(0, dtype=torch.int64, device=self.device)
-        self._pipeline = Pipeline(self.model, self._ways, mesh, self.device) if self._ways.pipeline > 1 else None
+        self._pipeline = Pipeline(self._stages, self._ways, mesh, self.device) if self._ways.pipeline > 1 else None
         if before is not None:
             self.load(before)
 
@@ -86,7 +88,7 @@ class ShardedLearner:
             seed_generators(seed + self._mesh.get_local_rank("fsdp"), self.device)
             for parameter in self._cut.values():
                 parameter.grad = None
-            self.model.train()
+            self._set_mode(training=True)
             with peers_needed():
                 scores = self._run(x, y, backward=True)
             for name, parameter in self._cut.items():
@@ -110,12 +112,16 @@ class ShardedLearner:
         return float(torch.stack(squares).sum()) if squares else 0.0
 
     def evaluate(self, x: np.ndarray, y: np.ndarray) -> torch.Tensor:
-        self.model.eval()
+        self._set_mode(training=False)
         with torch.no_grad(), peers_needed():
             return self._run(x, y, backward=False)
 
     def metrics(self, extra: Sequence[float]) -> dict[str, float]:
         return {}
+
+    def _set_mode(self, *, training: bool) -> None:
+        for stage in self._stages:
+            stage.train(training)
 
     def _run(self, x: np.ndarray, y: np.ndarray, backward: bool) -> torch.Tensor:
         """Forward, and backward of the sum of the losses, on this worker's share of the rows; the scores it has seen."""
@@ -145,7 +151,7 @@ class ShardedLearner:
             if self._pipeline is not None:
                 self._pipeline.run(inputs, loss, backward)
             else:
-                value = loss(self.model(inputs), torch.arange(len(inputs)))
+                value = loss(self._stages[0](inputs), torch.arange(len(inputs)))
         if self._pipeline is None and backward:
             value.backward()
         total = torch.zeros(NUM_SCORES, dtype=torch.float64, device=self.device)

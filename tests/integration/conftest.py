@@ -23,7 +23,7 @@ def ray_local() -> Iterator[None]:
 
 @pytest.fixture(scope="session")
 def replicas(ray_local: None, tmp_path_factory: pytest.TempPathFactory) -> Replicas:
-    """Four processes for many runs."""
+    """Processes for many runs."""
     return Replicas(tmp_path_factory.mktemp("replicas"))
 
 

@@ -1,7 +1,7 @@
 """Processes that stay: runs of the real strategy on real Ray actors, without a new pool of workers for each of them.
 
-A run of the program takes some seconds, most of them to start processes. Here the processes are started once a session
-and each takes part in many runs, with the program's own membership, learner, reader and reduction.
+A run of the program takes some seconds, most of them to start processes. Here a process is started when it is first needed
+and takes part in many runs, with the program's own membership, learner, reader and reduction.
 """
 
 from __future__ import annotations
@@ -27,7 +27,6 @@ from raytrain_app.strategies import allreduce, model_parallel
 from raytrain_app.strategies.worker import WorkerSpec, _build, reporting
 from raytrain_app.task import load_task
 
-MAX_WORKERS = 4
 LIMIT_S = 240.0
 
 
@@ -95,15 +94,14 @@ class Outcome:
 
 
 class Replicas:
-    """As many processes as a test may need.
+    """As many processes as the runs need.
 
     Args:
         folder: where the runs' directories are made.
     """
 
     def __init__(self, folder: Path) -> None:
-        actor: Any = ray.remote(Replica)
-        self._actors = [actor.options(num_cpus=0).remote() for _ in range(MAX_WORKERS)]
+        self._actors: list[Any] = []
         self._folder = folder
 
     def load(self, job: Job, train: int | None = None, validation: int | None = None, test: int | None = None) -> Dataset:
@@ -126,6 +124,9 @@ class Replicas:
         membership = actor.options(num_cpus=0, max_concurrency=100).remote(workers, outcome.recorded, 30.0)
         spec = WorkerSpec(job.model_dump(mode="json"), ray.put([ray.put(dataset)]), membership, None, str(outcome.directory), 0)
         size = job.replica_workers if job.replica_workers > 1 else workers  # of a pool
+        while len(self._actors) < workers:
+            start: Any = ray.remote(Replica)
+            self._actors.append(start.options(num_cpus=0).remote())
         ends = [
             actor.train.remote(dataclasses.replace(spec, pool=number // size), number % size)
             for number, actor in enumerate(self._actors[:workers])

@@ -25,13 +25,13 @@ CUTS: dict[str, dict[str, Any]] = {
 
 
 def make_job(strategy: dict[str, Any], workers: int, **train: Any) -> Job:
-    """Batches of 15 rows in two shards, which two workers do not divide."""
+    """Batches of 15 rows in three shards, of five rows each, which two workers do not divide."""
     return job_from_dict(
         {
             "name": "parts",
             "task": "tiny_gpt",
             "model": {"name": "gpt", "layers": 2, "width": 32},
-            "train": {"epochs": 3, "global_batch_size": 15, "virtual_shards": 2, "clip_norm": 1.0, **train},
+            "train": {"epochs": 3, "global_batch_size": 15, "virtual_shards": 3, "clip_norm": 1.0, **train},
             "optimizer": {"name": "adamw", "lr": 0.003},
             "strategy": strategy,
             "scaling": {"workers": workers},
@@ -71,10 +71,11 @@ def test_a_cut_model_has_the_losses_of_the_whole_one(cut: str, replicas: Replica
             assert mine[name] == pytest.approx(expected[name], rel=1e-5)
         assert mine.get("ids") == expected.get("ids")
     _assert_checkpoint_is_whole(job, one)
-    if 2 * peers <= 4:
-        two = replicas.run(make_job(strategy, 2 * peers), 2 * peers, rows)
-        assert two.summary == one.summary
-        assert two.comparable == one.comparable
+    for count in (2, 3) if peers == 2 else (2,):
+        more = replicas.run(make_job(strategy, count * peers), count * peers, rows)
+        assert more.failure is None
+        assert more.summary == one.summary
+        assert more.comparable == one.comparable
 
 
 @pytest.mark.slow

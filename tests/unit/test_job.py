@@ -8,7 +8,6 @@ import pytest
 
 from raytrain_app.errors import JobError
 from raytrain_app.job import Adam, AdamW, AllReduce, EarlyStopping, Job, Sgd, job_from_dict, load_job
-from raytrain_app.job.rules import NOT_AVAILABLE_YET
 
 SMALL = {"name": "a", "task": "mnist", "model": {"name": "cnn"}}
 
@@ -198,6 +197,37 @@ ONE_PROBLEM = [
         "strategy.microbatches: found 2 for a pipeline of 1 stages; expected 1",
     ),
     (
+        {"strategy": {"name": "model_parallel", "fsdp": 2, "schedule": "interleaved"}, "scaling": {"workers": 2}},
+        "strategy.schedule: found interleaved without a pipeline; expected 1f1b",
+    ),
+    (
+        {
+            "strategy": {"name": "model_parallel", "pipeline": 2, "microbatches": 2, "schedule": "interleaved"},
+            "scaling": {"workers": 2},
+        },
+        "strategy.stages_per_worker: found 1 with schedule: interleaved; expected 2 or more",
+    ),
+    (
+        {
+            "strategy": {"name": "model_parallel", "pipeline": 2, "microbatches": 2, "stages_per_worker": 2},
+            "scaling": {"workers": 2},
+        },
+        "strategy.stages_per_worker: found 2 with schedule: 1f1b; expected 1, or schedule: interleaved",
+    ),
+    (
+        {
+            "strategy": {
+                "name": "model_parallel",
+                "pipeline": 2,
+                "microbatches": 5,
+                "stages_per_worker": 2,
+                "schedule": "interleaved",
+            },
+            "scaling": {"workers": 2},
+        },
+        "strategy.microbatches: found 5, which 2 workers take in 2 turns with schedule: interleaved; expected a multiple of 2",
+    ),
+    (
         {"strategy": {"name": "model_parallel", "fsdp": 2}, "scaling": {"workers": 2}, "framework": "tensorflow"},
         "only PyTorch's modules can be cut over workers; expected framework: torch, or strategy: {name: allreduce}",
     ),
@@ -230,12 +260,6 @@ def test_one_problem_is_one_sentence(raw: dict[str, object], expected: str) -> N
     assert "\n" not in message
 
 
-@pytest.mark.parametrize(("path", "value"), [(path, value) for path, values in NOT_AVAILABLE_YET.items() for value in values])
-def test_what_is_not_available_yet_is_refused_by_name(path: str, value: str) -> None:
-    message = problems({"strategy": {"name": "model_parallel", "fsdp": 2}, "scaling": {"workers": 2}}, f"{path}={value}")
-    assert f"{path} (--set {path}={value}): {value} is not available yet" in message
-
-
 def test_all_problems_at_once_with_their_lines(tmp_path: Path) -> None:
     path = tmp_path / "bad.yaml"
     path.write_text(
@@ -261,7 +285,6 @@ def test_all_problems_at_once_with_their_lines(tmp_path: Path) -> None:
         "checkpoint.keep (--set checkpoint.keep=0): found 0; expected at least 1",
     ):
         assert expected in message, expected
-    assert "not available yet" not in message  # no rule speaks about a key that is wrong anyway
 
 
 def test_a_rule_is_silent_where_its_keys_are_wrong() -> None:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from raytrain_app.elastic.progress import steps_per_epoch
 from raytrain_app.job import Job
-from raytrain_app.job.model import Adam, AdamW, ParameterServer, Sgd
+from raytrain_app.job.model import Adam, AdamW, Sgd
+from raytrain_app.job.strategies import ParameterServer
 from raytrain_app.strategies.parameter_server.correction import Correction
 from raytrain_app.strategies.parameter_server.ledger import Plan
 from raytrain_app.strategies.parameter_server.shard import Policy

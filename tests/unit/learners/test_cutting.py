@@ -11,9 +11,10 @@ from hypothesis import strategies as st
 from torch import nn
 
 from raytrain_app.job import Job, ModelParallel, job_from_dict
-from raytrain_app.learners.cutting import _keep_stage, cut_problems, divided, stages
+from raytrain_app.learners.costs import row_flops, stage_plan
+from raytrain_app.learners.cutting import _keep, cut_problems, divided, stages
 from raytrain_app.learners.footprint import cutting_problems, footprint
-from raytrain_app.task import Cut
+from raytrain_app.task import Columns, Cut, ModelOptions, Task
 from raytrain_app.tasks.mnist import TASK as MNIST
 from raytrain_app.tasks.tiny_gpt import TASK, Gpt
 
@@ -25,6 +26,23 @@ def gpt(**options: Any) -> nn.Module:
 
 def gpt_cut(heads: int = 4) -> Cut:
     return TASK.torch_cut("gpt", Gpt(layers=4, width=32, heads=heads, dropout=0.0))
+
+
+class Words(Task):
+    columns = Columns(shape=(4,), dtype="int64", num_classes=2)
+    models = {"words": ModelOptions}
+
+    def torch_model(self, name: str, options: Any) -> nn.Module:
+        model = nn.Module()
+        model.embedding = nn.Embedding(1000, 8)
+        model.layers = nn.ModuleList([nn.Linear(8, 8), nn.Linear(8, 8), nn.Linear(8, 16)])
+        return model
+
+    def torch_cut(self, name: str, options: Any) -> Cut:
+        return Cut(chain=("embedding", "layers"))
+
+
+WORDS = Words()
 
 
 def make_job(task: str = "tiny_gpt", model: dict[str, Any] | None = None, workers: int = 2, **ways: Any) -> Job:
@@ -41,38 +59,57 @@ def make_job(task: str = "tiny_gpt", model: dict[str, Any] | None = None, worker
 
 
 @given(st.lists(st.integers(0, 30), min_size=1, max_size=8), st.data())
-def test_no_other_cut_into_stages_has_a_smaller_largest_one(sizes: list[int], data: st.DataObject) -> None:
-    count = data.draw(st.integers(1, len(sizes)))
-    model = nn.Module()
-    model.chain = nn.ModuleList(nn.ParameterList([torch.zeros(size)]) for size in sizes)
-    found = stages(model, Cut(chain=("chain",)), count)
-    assert [name for stage in found for name in stage] == [f"chain.{number}" for number in range(len(sizes))]
+def test_no_other_cut_into_stages_has_a_smaller_largest_one(costs: list[int], data: st.DataObject) -> None:
+    count = data.draw(st.integers(1, len(costs)))
+    chain = [str(number) for number in range(len(costs))]
+    found = stages(chain, costs, count)
+    assert [name for stage in found for name in stage] == chain
     assert len(found) == count
     assert all(found)
 
     def least(first: int, parts: int) -> int:
         if parts == 1:
-            return sum(sizes[first:])
-        ends = range(first + 1, len(sizes) - parts + 2)
-        return min(max(sum(sizes[first:end]), least(end, parts - 1)) for end in ends)
+            return sum(costs[first:])
+        ends = range(first + 1, len(costs) - parts + 2)
+        return min(max(sum(costs[first:end]), least(end, parts - 1)) for end in ends)
 
-    largest = max(sum(sizes[int(name.partition(".")[2])] for name in stage) for stage in found)
+    largest = max(sum(costs[int(name)] for name in stage) for stage in found)
     assert largest == least(0, count)
 
 
-def test_stages_one_after_the_other_are_the_model() -> None:
+@pytest.mark.parametrize("interleaved", [False, True])
+def test_stages_one_after_the_other_are_the_model(interleaved: bool) -> None:
+    ways: dict[str, Any] = {"pipeline": 2 if interleaved else 3, "microbatches": 4}
+    if interleaved:
+        ways |= {"schedule": "interleaved", "stages_per_worker": 2}
+    plan = stage_plan(make_job(workers=ways["pipeline"], **ways), TASK)
+    assert len(plan) == 4 if interleaved else 3
     tokens = torch.randint(0, 31, (2, 64))
     with torch.no_grad():
         expected = gpt()(tokens)
-        parts = stages(gpt(), gpt_cut(), 3)
         hidden, names = tokens, set()
-        for part in parts:
+        for part in plan:
             model = gpt()
-            _keep_stage(model, part)
-            hidden = model(hidden)
+            _keep(model, part)
+            hidden = nn.Sequential(*map(model.get_submodule, part))(hidden)
             names |= {name for name, _ in model.named_parameters()}
     assert torch.equal(hidden, expected)
     assert names == {name for name, _ in gpt().named_parameters()}
+
+
+def test_stages_can_be_equal_in_what_they_compute() -> None:
+    """An embedding has parameters and takes no multiplication."""
+    counted = stage_plan(make_job("tests.unit.learners.test_cutting:WORDS", {"name": "words"}, pipeline=2, microbatches=2), WORDS)
+    assert counted == [["embedding"], ["layers.0", "layers.1", "layers.2"]]
+    by_flops = make_job("tests.unit.learners.test_cutting:WORDS", {"name": "words"}, pipeline=2, microbatches=2, balance="flops")
+    assert stage_plan(by_flops, WORDS) == [["embedding", "layers.0", "layers.1"], ["layers.2"]]
+
+
+def test_the_operations_of_a_row_are_those_of_its_matrix_products() -> None:
+    """Forward and twice that backward, of two operations for each parameter and token, and of attention."""
+    job = make_job("tiny_gpt", {"name": "gpt", "layers": 4, "width": 32, "heads": 4}, fsdp=2)
+    matrices = sum(p.numel() for name, p in gpt().named_parameters() if p.dim() == 2 and name != "embedding.weight")
+    assert row_flops(job, TASK) == 3 * 64 * (2 * matrices + 4 * 4 * 64 * 32)
 
 
 @pytest.mark.parametrize(
@@ -83,6 +120,11 @@ def test_stages_one_after_the_other_are_the_model() -> None:
             {"layers": 2},
             {"pipeline": 6, "microbatches": 6},
             "strategy.pipeline: found 6, but the task's torch_cut has a chain of 5",
+        ),
+        (
+            {"layers": 2},
+            {"pipeline": 2, "microbatches": 2, "schedule": "interleaved", "stages_per_worker": 3},
+            "strategy.pipeline: found 2 x 3, but the task's torch_cut has a chain of 5",
         ),
     ],
 )
@@ -126,5 +168,8 @@ def test_memory_goes_down_with_each_way_to_cut() -> None:
     assert tensor.activations == pytest.approx(2 * halves.activations, rel=0.01)
     pipeline = footprint(make_job(pipeline=2, microbatches=4), TASK)
     assert pipeline.parameters < 0.6 * whole
+    turns = footprint(make_job(pipeline=2, microbatches=4, schedule="interleaved", stages_per_worker=2), TASK)
+    assert turns.parameters < 0.6 * whole
+    assert turns.activations > pipeline.activations  # more stages have microbatches under way
     again = footprint(make_job(fsdp=2, activation_checkpointing=True), TASK)
     assert again.activations < halves.activations / 3

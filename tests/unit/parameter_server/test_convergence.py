@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from raytrain_app.bench.ps_corrections import MODES, OPTIMIZERS, Comparison, Digits, Learned, make_job, simulate
-from raytrain_app.job.model import ParameterServer
+from raytrain_app.job.strategies import ParameterServer
 
 ADAM, SGD, MOMENTUM = OPTIMIZERS.values()
 
