@@ -18,6 +18,8 @@ from raytrain_app.scaling import Abort, Decision, Retire, Start
 from raytrain_app.storage.requests import Request, Requests
 from raytrain_app.storage.rundir import RunDirectory
 from raytrain_app.storage.tensorboard import TensorBoardWriter
+from raytrain_app.task import Task
+from raytrain_app.throughput import tokens_of, utilization
 
 Record = dict[str, Any]
 
@@ -27,13 +29,14 @@ class Recorder:
 
     Args:
         job: what is trained.
+        task: of the job.
         num_rows: rows of the training split.
         directory: where to write; what a resumed run holds already is not written again.
         update: told of everything.
     """
 
-    def __init__(self, job: Job, num_rows: int, directory: RunDirectory, update: Callable[[Update], None]) -> None:
-        self._job, self._directory, self._update = job, directory, update
+    def __init__(self, job: Job, task: Task, num_rows: int, directory: RunDirectory, update: Callable[[Update], None]) -> None:
+        self._job, self._task, self._directory, self._update = job, task, directory, update
         self._started_s = time.time()
         self._total_steps = steps_per_epoch(num_rows, job.train.global_batch_size) * job.train.epochs
         earlier = directory.read_metrics()
@@ -73,6 +76,8 @@ class Recorder:
                 ids = record.pop("ids", None)
                 if ids is not None:
                     applied.append({"epoch": record["epoch"], "step": record["step"], "ids": ids})
+                if (tokens := tokens_of(self._task, record["samples"])) is not None:
+                    record["tokens"] = tokens
                 metrics.append(record)
                 self._update(Update(record["kind"], "", {**record, "total_steps": self._total_steps}))
                 receipt = self._receipts.step(record, mail.seconds) if record["kind"] == "step" else None
@@ -163,6 +168,8 @@ class Recorder:
         kinds = {json.dumps(e["computes_on"], sort_keys=True): e["computes_on"] for e in self._events if e["kind"] == "join"}
         spent_s = sum(self._seconds.values())
         receipts = self._receipts.given
+        samples = max(0, ends.get("samples", 0) - self._samples_before)
+        tokens = tokens_of(self._task, samples)
         return {
             "status": ends["status"],
             "error": str(error) if error is not None else None,
@@ -177,7 +184,11 @@ class Recorder:
             "worker_seconds": self._seconds,
             "goodput": self._seconds.get("useful", 0.0) / spent_s if spent_s else None,
             "wall_s": wall_s,
-            "samples_per_s": max(0, ends.get("samples", 0) - self._samples_before) / wall_s,
+            "samples_per_s": samples / wall_s,
+            "tokens_per_s": None if tokens is None else tokens / wall_s,
+            "model_flops_utilization": utilization(
+                self._job, self._task, samples, self._seconds.get("useful", 0.0), list(kinds.values())
+            ),
             "checkpoint": self._directory.best_checkpoint(),
         }
 

@@ -101,7 +101,7 @@ def run(job: Job, *, resume: bool = False, address: str | None = None, on_update
                     write_rows(directory.ledger, dataset.train.ids)
                 if resume:
                     prepare_resume(job, directory)
-                recorder = Recorder(job, len(dataset.train), directory, update)
+                recorder = Recorder(job, task, len(dataset.train), directory, update)
                 record = _train(job, dataset, team, recorder, interrupted)
     if record["status"] == "stopped":
         raise Interrupted(f"stopped at step {record['steps']}; a checkpoint is written, and --resume goes on from there")

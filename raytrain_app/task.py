@@ -104,6 +104,8 @@ class Task:
     columns: Columns
     models: ClassVar[Mapping[str, type[ModelOptions]]]
     default_source: ClassVar[str] = "mnist-sample"
+    row_tokens: ClassVar[int | None] = None
+    """Tokens of a row that are predicted, where rows are sequences: throughput is then also told in tokens."""
 
     def generate(self, source: str) -> Mapping[str, Rows] | None:
         """Rows that the task makes itself instead of reading them.

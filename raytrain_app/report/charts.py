@@ -154,7 +154,7 @@ def extras(run: Run) -> list[Chart]:
     """The learning rate where it changes, and whatever else the strategy records."""
     charts = []
     steps = run.history.steps
-    known = {"step", "epoch", "samples", "workers", "loss", "accuracy", "val_loss", "val_accuracy", "lr", "time"}
+    known = {"step", "epoch", "samples", "tokens", "workers", "loss", "accuracy", "val_loss", "val_accuracy", "lr", "time"}
     names = [name for name in steps if name not in known] + (["lr"] if len(np.unique(steps["lr"])) > 1 else [])
     for name in names:
         x, y = thin(steps["step"], steps[name].astype(np.float64), 400)

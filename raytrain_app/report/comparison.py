@@ -109,6 +109,8 @@ def _rows(materials: Sequence[Material]) -> Iterator[Row]:
     yield row("samples", lambda m: m.state.samples, lambda v: f"{v:,}")
     yield row("time", lambda m: m.run.clock.total_s, duration, -1)
     yield row("samples a second", lambda m: m.state.samples_per_s, lambda v: f"{v:,.0f}", 1)
+    yield row("tokens a second", lambda m: m.state.tokens_per_s, lambda v: f"{v:,.0f}", 1)
+    yield row("model FLOPs utilization", result("model_flops_utilization"), percent, 1)
     yield row("workers", _worker_range, str)
     yield row("disruptions", lambda m: len(m.state.disruptions), str)
     yield row("paused in all", lambda m: sum(r["paused_s"] for r in m.state.disruptions), duration)

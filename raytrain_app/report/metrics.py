@@ -14,6 +14,7 @@ GAUGES = {
     "total_steps": ("raytrain_planned_steps", "Steps of the whole run."),
     "epoch": ("raytrain_epoch", "The epoch under way, from 1."),
     "samples": ("raytrain_samples", "Rows applied since the run began."),
+    "tokens": ("raytrain_tokens", "Tokens of these rows, where they are sequences."),
     "workers": ("raytrain_workers", "Workers that train."),
     "loss": ("raytrain_loss", "Training loss of the last step, or of the epoch that just ended."),
     "accuracy": ("raytrain_accuracy_ratio", "Training accuracy of the last step, from 0 to 1."),

@@ -165,7 +165,11 @@ def _tiles(material: Material) -> Iterator[tuple[str, str, str]]:
         yield "Training loss", f"{metrics['loss']:.4g}", f"accuracy {percent(metrics['accuracy'])}"
     if state.samples_per_s is not None:
         yield "Throughput", f"{state.samples_per_s:,.0f}", "samples a second" + (", start included" if state.ended else "")
+    if state.tokens_per_s is not None:
+        yield "Tokens", f"{state.tokens_per_s:,.0f}", "a second"
     result = state.result or {}
+    if result.get("model_flops_utilization") is not None:
+        yield "Utilization", percent(result["model_flops_utilization"]), "of the devices' peak, by the model's operations"
     if result.get("goodput") is not None:
         yield "Goodput", percent(result["goodput"]), "of worker-seconds"
     if "staleness" in (steps := material.run.history.steps):

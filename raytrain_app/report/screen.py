@@ -118,6 +118,9 @@ def _numbers(state: RunState) -> Text:
     if state.samples_per_s is not None:
         text.append(f"{state.samples_per_s:,.0f} ")
         text.append("samples/s  ", "dim")
+    if state.tokens_per_s is not None:
+        text.append(f"{state.tokens_per_s:,.0f} ")
+        text.append("tokens/s  ", "dim")
     if state.checkpoint is not None:
         text.append("checkpoint ", "dim")
         text.append(f"{state.checkpoint:,}  ")

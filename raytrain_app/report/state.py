@@ -38,7 +38,7 @@ class RunState:
         samples: rows applied.
         metrics: the newest value of each metric by its name in metrics.jsonl or result.json.
         workers: training now; after the end, those that trained last. limits: workers it may have at least and at most.
-        samples_per_s: now; after the end, on the whole.
+        samples_per_s: now; after the end, on the whole. tokens_per_s: the same where rows are sequences.
         eta_s: seconds to go at this pace, None when it cannot be told.
         started, updated: when it began and was last heard of, seconds since 1970.
         members: workers that there were, the newest last.
@@ -65,6 +65,7 @@ class RunState:
     workers: int = 0
     limits: list[int] = field(default_factory=list)
     samples_per_s: float | None = None
+    tokens_per_s: float | None = None
     eta_s: float | None = None
     started: float | None = None
     updated: float | None = None
@@ -157,6 +158,7 @@ def summed_up(job: Job, directory: str, summary: Summary) -> RunState:
         workers=summary.workers,
         limits=[job.scaling.workers.min, job.scaling.workers.max],
         samples_per_s=summary.rate("samples"),
+        tokens_per_s=summary.rate("tokens"),
         started=summary.started,
         updated=summary.updated,
         members=[replace(member) for member in summary.members.values()],
@@ -170,7 +172,7 @@ def _take_result(state: RunState, result: Mapping[str, Any]) -> None:
     state.result = dict(result)
     state.status, state.error = result["status"], result.get("error")
     state.metrics.update({name: result[name] for name in TOTALS if result.get(name) is not None})
-    state.samples_per_s = result.get("samples_per_s")
+    state.samples_per_s, state.tokens_per_s = result.get("samples_per_s"), result.get("tokens_per_s")
     state.worker_seconds = dict(result.get("worker_seconds") or {})
 
 
@@ -216,7 +218,8 @@ def _rows(state: RunState) -> Iterator[tuple[str, str]]:
     if state.eta_s is not None:
         yield "to go", duration(state.eta_s)
     if state.samples_per_s is not None:
-        yield "speed", f"{state.samples_per_s:,.0f} samples a second"
+        tokens = "" if state.tokens_per_s is None else f", {state.tokens_per_s:,.0f} tokens"
+        yield "speed", f"{state.samples_per_s:,.0f} samples{tokens} a second"
     for name, value in state.metrics.items():
         if name == "train_loss" and "loss" in state.metrics:
             continue  # the same number, after the last epoch

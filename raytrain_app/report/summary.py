@@ -10,7 +10,7 @@ RATE_WINDOW_S = 10.0
 """Over how long a rate is taken."""
 PRESENT = ("waiting", "training", "parked")
 """States of workers that are there."""
-_PLACE = ("kind", "epoch", "step", "samples", "time", "workers")
+_PLACE = ("kind", "epoch", "step", "samples", "tokens", "time", "workers")
 
 Record = Mapping[str, Any]
 
@@ -79,7 +79,7 @@ class Summary:
 
     def rate(self, count: str) -> float | None:
         """Growth of a count a second, over the last seconds that were heard of."""
-        if len(self._recent) < 2:
+        if len(self._recent) < 2 or count not in self._recent[0]:
             return None
         first, last = self._recent[0], self._recent[-1]
         spent_s = last["time"] - first["time"]

@@ -35,6 +35,7 @@ class TinyGpt(Task):
     columns = Columns(shape=(1 + small_language.LENGTH,), dtype="uint8", num_classes=len(small_language.KINDS))
     models = {"gpt": Gpt}
     default_source = "small-language"
+    row_tokens = small_language.LENGTH
 
     def generate(self, source: str) -> Mapping[str, Rows] | None:
         if source != self.default_source:

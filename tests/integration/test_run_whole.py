@@ -15,7 +15,7 @@ EXAMPLES = Path(__file__).parents[2] / "examples"
 RESULT = {
     *("status", "error", "framework", "strategy", "epochs", "steps", "samples", "train_loss", "val_loss", "val_accuracy"),
     *("test_loss", "test_accuracy", "weights_sha256", "workers", "disruptions", "steps_redone", "pause_s", "goodput"),
-    *("wall_s", "samples_per_s", "checkpoint", "computes_on"),
+    *("wall_s", "samples_per_s", "tokens_per_s", "model_flops_utilization", "checkpoint", "computes_on"),
 }
 
 

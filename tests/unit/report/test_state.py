@@ -39,6 +39,15 @@ def test_numbers_of_a_finished_run_are_those_of_its_result(tmp_path: Path) -> No
     assert state.eta_s is None
 
 
+def test_sequences_are_also_counted_in_tokens(tmp_path: Path) -> None:
+    folder = make_run(tmp_path / "run", 20, now=status())
+    folder.write("metrics.jsonl", b"".join(json.dumps({**r, "tokens": 8 * r["samples"]}).encode() + b"\n" for r in metrics(20)))
+    state = read_state(folder, now=START_S + 13.5)
+    assert state.tokens_per_s == pytest.approx(512.0)
+    assert "tokens" not in state.metrics
+    assert "speed          64 samples, 512 tokens a second" in state_lines(state)
+
+
 @pytest.mark.parametrize(
     ("steps", "now", "at_s", "expected"),
     [
