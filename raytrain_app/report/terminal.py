@@ -110,11 +110,9 @@ def _result_rows(result: Mapping[str, Any]) -> Iterator[tuple[str, str | None]]:
             yield f"{split} {metric}", None if value is None else f"{value:.4f}"
     yield "epochs, steps", f"{result['epochs']}, {result['steps']:,}"
     yield "samples", f"{result['samples']:,} in {result['wall_s']:.1f} s, {result['samples_per_s']:,.0f} a second"
-    for label, key, form in (
-        ("tokens a second", "tokens_per_s", ",.0f"),
-        ("FLOPs utilization", "model_flops_utilization", ".1%"),
-    ):
-        yield label, None if result.get(key) is None else format(result[key], form)
+    tokens_per_s, utilization = result.get("tokens_per_s"), result.get("model_flops_utilization")
+    yield "tokens", None if tokens_per_s is None else f"{tokens_per_s:,.0f} a second"
+    yield "FLOPs utilization", None if utilization is None else f"{100 * utilization:.1f} % of the devices' peak"
     if result.get("disruptions"):
         pauses_s = result.get("pause_s") or [0.0]
         redone = f"{result['steps_redone']:,} steps redone, longest pause {max(pauses_s):.1f} s"
