@@ -69,9 +69,9 @@ def test_a_running_run_is_followed_to_its_end(tmp_path: Path) -> None:
     def train() -> None:
         for number in range(6, 21):
             write_lines(path / "metrics.jsonl", [step(number, time=time.time())])
-            (path / "status.json").write_text(json.dumps(status(time=time.time())), encoding="utf-8")
+            folder.write("status.json", json.dumps(status(time=time.time())).encode())
             time.sleep(0.02)
-        (path / "result.json").write_text(json.dumps(result(20)), encoding="utf-8")
+        folder.write("result.json", json.dumps(result(20)).encode())
 
     writer = threading.Thread(target=train)
     writer.start()
