@@ -86,7 +86,7 @@ def test_a_learner_gets_better_at_it() -> None:
         shard = learner.shard(x, y, step)
         losses.append(float(shard.scores[0]) / len(y))
         learner.apply(shard.vector / len(y), shard.counters, 0.01)
-    assert losses[0] == pytest.approx(math.log(len(CHARACTERS)), rel=0.1)
+    assert losses[0] == pytest.approx(math.log(len(CHARACTERS)), rel=0.2)
     assert losses[-1] < 0.8 * losses[0]
 
 

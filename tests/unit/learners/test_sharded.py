@@ -22,7 +22,6 @@ from raytrain_app.learners.torch import TorchLearner
 from raytrain_app.learners.torch_parts import prepare_process
 from raytrain_app.state import Arrays, TrainState
 from raytrain_app.storage.parts import join_parts, pack_part
-from raytrain_app.strategies.worker import build_part
 from raytrain_app.tasks.small_language import write
 from raytrain_app.tasks.tiny_gpt import TASK
 
@@ -80,8 +79,7 @@ def train_part(name: str, number: int, ports: list[int], generation: int) -> dic
     group = Group(Generation(generation, number, members, HOST, ports[0], -1, (), 0), LIMIT_S, CPU, parts)
     group.connect(LIMIT_S)
     try:
-        learner = build_part(job, TASK, CPU)
-        assert isinstance(learner, ShardedLearner)
+        learner = ShardedLearner(job, TASK, CPU)
         learner.connect(group.mesh, group.mates)
         x, y = rows()
         scores = []
@@ -94,7 +92,7 @@ def train_part(name: str, number: int, ports: list[int], generation: int) -> dic
             learner.apply(mean, shard.counters, 0.5)
         scores.append(group.share(learner.evaluate(x[:5], y[:5]).tolist()).sum(0).tolist())
         whole = gathered(learner, group)
-        again = build_part(job, TASK, CPU)
+        again = ShardedLearner(job, TASK, CPU)
         again.connect(group.mesh, group.mates)
         again.load_whole(state_of(whole))
         same = gathered(again, group)
@@ -176,13 +174,13 @@ def whole_model(name: str) -> dict[str, Any]:
 @pytest.mark.parametrize("name", CUTS)
 def test_a_replica_in_parts_steps_as_the_whole_model(name: str, trained: dict[str, list[dict[str, Any]]]) -> None:
     expected, parts = whole_model(name), trained[name]
-    near: dict[str, float] = {"rtol": 1e-5, "atol": 1e-6} if "bf16" not in name else {"rtol": 0.05, "atol": 0.01}
+    rtol, atol = (1e-5, 1e-6) if "bf16" not in name else (0.05, 0.01)
     state = state_of(parts[0]["state"])
     for part in parts:
         for mine, other in zip(part["scores"], expected["scores"], strict=True):
-            np.testing.assert_allclose(mine, other, rtol=near["rtol"])
+            np.testing.assert_allclose(mine, other, rtol=rtol)
         assert all(np.array_equal(part["weights"][key], state.weights[key]) for key in state.weights)
     for mine, other in ((state.weights, expected["state"].weights), (state.optimizer, expected["state"].optimizer)):
         assert mine.keys() == other.keys()
         for key, array in other.items():
-            np.testing.assert_allclose(mine[key], array, **near, err_msg=key)
+            np.testing.assert_allclose(mine[key], array, rtol=rtol, atol=atol, err_msg=key)
