@@ -130,9 +130,9 @@ def _both(
     jobs: Mapping[str, Job], counts: Mapping[str, int], seed: int, nodes: LocalNodes | None, tell: Callable[[Update], None]
 ) -> DrillResult:
     calm = runner.run(jobs["calm"], on_update=tell)
-    most = jobs["calm"].scaling.workers.max
+    most, unit = jobs["calm"].scaling.workers.max, jobs["calm"].replica_workers
     directory = Folder.open(jobs["disturbed"].storage).child(jobs["disturbed"].name)
-    injector = Injector(plan_faults(seed, counts, calm.record["steps"]), seed, directory.uri, most, nodes)
+    injector = Injector(plan_faults(seed, counts, calm.record["steps"]), seed, directory.uri, most, nodes, unit)
 
     def watch(update: Update) -> None:
         injector.watch(update)

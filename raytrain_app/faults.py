@@ -73,12 +73,13 @@ class Injector:
         directory: URI of the run directory, whose status tells who trains.
         most: largest size for "resize".
         nodes: needed for "drain" and "node".
+        unit: workers that come and go together, since they hold a replica together.
     """
 
-    def __init__(self, faults: list[Fault], seed: int, directory: str, most: int, nodes: Nodes | None) -> None:
+    def __init__(self, faults: list[Fault], seed: int, directory: str, most: int, nodes: Nodes | None, unit: int = 1) -> None:
         self._due = list(faults)
         self._rng = random.Random(seed + 1)
-        self._directory, self._most, self._nodes = directory, most, nodes
+        self._directory, self._most, self._nodes, self._unit = directory, most, nodes, unit
         self._threads: list[threading.Thread] = []
         self._over = threading.Event()
         self._killed: set[int] = set()
@@ -104,8 +105,9 @@ class Injector:
         entry: dict[str, Any] = {"kind": fault.kind, "step": fault.step, "time": time.time()}
         self.committed.append(entry)
         if fault.kind == "resize":
-            entry["workers"] = self._rng.randint(1, self._most)
-            Requests(RunDirectory.open(self._directory).folder).post(Request(kind="scale", least=1, most=entry["workers"]))
+            entry["workers"] = self._unit * self._rng.randint(1, self._most // self._unit)
+            request = Request(kind="scale", least=self._unit, most=entry["workers"])
+            Requests(RunDirectory.open(self._directory).folder).post(request)
             return
         deadline_s = time.monotonic() + VICTIM_S
         while not self._strike(fault.kind, entry):
