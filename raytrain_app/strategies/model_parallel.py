@@ -133,7 +133,8 @@ class ModelParallel(AllReduce):
         """Sums up over the parts of the replica, agrees on the flags, and takes over what all workers have then."""
         self._pending = _Pending(self.progress.clock + 1, total, apply)
         due = self._group.rank == 0 and self._keeper is not None and self._keeper.due()
-        norm = self._part.squared_norm(total.mean) if total.mean.numel() else 0.0
+        clipped = self.job.train.clip_norm is not None and total.mean.numel() > 0
+        norm = self._part.squared_norm(total.mean) if clipped else 0.0
         known = self._group.share([*total.flags, self._leaving, due, total.loss, total.correct, *total.extra, norm])
         total.flags = [int(flag) for flag in known[:, :NUM_FLAGS].amax(dim=0).tolist()]
         replicas = known.view(self._group.num_replicas, self._group.peers, -1)

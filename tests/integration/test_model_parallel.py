@@ -20,6 +20,7 @@ CUTS: dict[str, dict[str, Any]] = {
     "tensor": {"tensor": 2},
     "pipeline": {"pipeline": 2, "microbatches": 3},
     "gpipe": {"pipeline": 2, "microbatches": 2, "schedule": "gpipe", "activation_checkpointing": True},
+    "interleaved": {"pipeline": 2, "microbatches": 4, "schedule": "interleaved", "stages_per_worker": 2},
     "fsdp-tensor": {"fsdp": 2, "tensor": 2},
 }
 
@@ -55,7 +56,7 @@ def whole(replicas: Replicas, rows: Dataset) -> Outcome:
     return outcome
 
 
-SLOW = ("tensor", "pipeline", "gpipe", "fsdp-tensor")
+SLOW = ("tensor", "pipeline", "gpipe", "interleaved", "fsdp-tensor")
 
 
 @pytest.mark.parametrize("cut", [pytest.param(cut, marks=pytest.mark.slow if cut in SLOW else ()) for cut in CUTS])
