@@ -110,7 +110,7 @@ def step(
     rounds: Annotated[int, typer.Option(min=1, help="Rounds, interleaved; figures are medians.")] = 15,
     sizes: Annotated[bool, typer.Option("--sizes", help="Models from 8 thousand to 25 million parameters instead.")] = False,
     strategy: Annotated[str, typer.Option(help="allreduce, or model_parallel with the task tiny_gpt.")] = "allreduce",
-    fsdp: Annotated[int, typer.Option(min=1, help="Parts that model_parallel cuts the model into.")] = 2,
+    fsdp: Annotated[int | None, typer.Option(min=1, help="Parts that it cuts the model into; 2 if not by --tensor.")] = None,
     tensor: Annotated[int, typer.Option(min=1, help="Workers that share out its linear layers.")] = 1,
 ) -> None:
     """Measure seconds a step: exact, fast, and a plain script.
@@ -128,9 +128,9 @@ def step(
     if strategy == "model_parallel":
         from raytrain_app.bench.parts import PartsSetting, measure_parts
 
-        for text in measure_parts(
-            PartsSetting(fsdp, tensor, batch, threads, device, steps, rounds), lambda text: typer.echo(text, err=True)
-        ):
+        fsdp = fsdp or (2 if tensor == 1 else 1)
+        parts = PartsSetting(fsdp, tensor, batch, threads, device, steps, rounds)
+        for text in measure_parts(parts, lambda text: typer.echo(text, err=True)):
             typer.echo(text)
         return
     if framework not in PLAIN:
