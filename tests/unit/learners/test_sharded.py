@@ -17,6 +17,7 @@ import torch
 from raytrain_app.elastic.group import Group, Rendezvous, broadcast_bytes
 from raytrain_app.elastic.roster import Generation
 from raytrain_app.job import Job, job_from_dict
+from raytrain_app.learners.footprint import footprint
 from raytrain_app.learners.sharded import ShardedLearner
 from raytrain_app.learners.torch import TorchLearner
 from raytrain_app.learners.torch_parts import prepare_process
@@ -97,7 +98,8 @@ def train_part(name: str, number: int, ports: list[int], generation: int) -> dic
         again.load_whole(state_of(whole))
         same = gathered(again, group)
         assert all(np.array_equal(same[key], whole[key]) for key in whole.keys() | same.keys())
-        return {"scores": scores, "state": whole, "weights": learner.weights()}
+        sizes = {name: sum(array.nbytes for array in arrays.values()) for name, arrays in sections(learner.state()).items()}
+        return {"scores": scores, "state": whole, "weights": learner.weights(), "bytes": sizes}
     finally:
         group.close()
 
@@ -107,6 +109,10 @@ def gathered(learner: ShardedLearner, group: Group) -> Arrays:
     mine = pack_part(learner.tensors(), group.mates)
     parts = [broadcast_bytes(mine if rank == group.rank else None, rank) for rank in range(group.peers)]
     return join_parts({f"{place}.safetensors": part for place, part in enumerate(parts)})
+
+
+def sections(state: TrainState) -> dict[str, Arrays]:
+    return {"weights": state.weights, "optimizer": state.optimizer}
 
 
 def state_of(arrays: Arrays) -> TrainState:
@@ -184,3 +190,14 @@ def test_a_replica_in_parts_steps_as_the_whole_model(name: str, trained: dict[st
         assert mine.keys() == other.keys()
         for key, array in other.items():
             np.testing.assert_allclose(mine[key], array, rtol=rtol, atol=atol, err_msg=key)
+
+
+@pytest.mark.parametrize("name", CUTS)
+def test_a_worker_has_what_check_says_it_has(name: str, trained: dict[str, list[dict[str, Any]]]) -> None:
+    ways = {"name": "model_parallel", **CUTS[name]}
+    job = make_job(name, ways, make_job(name, ways, 4).replica_workers)
+    expected, parts = footprint(job, TASK), [part["bytes"] for part in trained[name]]
+    assert {"weights": expected.parameters, "optimizer": expected.optimizer} in parts
+    if name.startswith("fsdp") and len(parts) == CUTS[name]["fsdp"]:
+        whole = sum(array.nbytes for array in state_of(trained[name][0]["state"]).weights.values())
+        assert expected.parameters <= 1.1 * whole / len(parts)
