@@ -37,8 +37,8 @@ def utilization(job: Job, task: Task, samples: int, seconds: float, computes_on:
         computes_on: what the workers computed on, one entry a kind.
 
     Returns:
-        Between 0 and 1; None where it cannot be told: on CPUs, on a GPU that is not in `PEAK_FLOPS`, on a mix of kinds, and
-        for Keras.
+        Between 0 and 1; None where it cannot be told: on CPUs, on a GPU that is not in `PEAK_FLOPS`, on a mix of kinds, for
+        Keras, and for models whose operations cannot be counted on torch's meta device.
     """
     peaks = {_peak(kind.get("gpu", ""), job.train.precision) for kind in computes_on}
     peak = peaks.pop() if len(peaks) == 1 else None
@@ -46,7 +46,10 @@ def utilization(job: Job, task: Task, samples: int, seconds: float, computes_on:
         return None
     from raytrain_app.learners.costs import row_flops
 
-    return samples * row_flops(job, task) / (seconds * peak)
+    try:
+        return samples * row_flops(job, task) / (seconds * peak)
+    except Exception:  # of a task's own code, which need not bear tensors without values, and the run has ended well
+        return None
 
 
 def _peak(gpu: str, precision: str) -> float | None:

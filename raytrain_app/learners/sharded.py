@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping, Sequence
-from typing import cast
+from typing import TYPE_CHECKING, cast
 
 import numpy as np
 import torch
@@ -25,11 +25,13 @@ from raytrain_app.job import Job, ModelParallel
 from raytrain_app.learners.callbacks import Callbacks
 from raytrain_app.learners.costs import stage_plan
 from raytrain_app.learners.cutting import cut_model
-from raytrain_app.learners.pipeline import Pipeline
 from raytrain_app.learners.torch_parts import check_slots, flat_dtype, make_optimizer, on_host, places, seed_generators
 from raytrain_app.state import Arrays, TrainState, check_names
 from raytrain_app.storage.parts import join_parts, pack_part
 from raytrain_app.task import Task
+
+if TYPE_CHECKING:
+    from raytrain_app.learners.pipeline import Pipeline
 
 
 class ShardedLearner:
@@ -74,9 +76,15 @@ class ShardedLearner:
         self.layout = Layout(size, dtype=self._flat.dtype)
         self._optimizer = make_optimizer(self._job, self._parameters.values())
         self._no_counters = torch.zeros(0, dtype=torch.int64, device=self.device)
-        self._pipeline = Pipeline(self._stages, self._ways, mesh, self.device) if self._ways.pipeline > 1 else None
+        self._pipeline = self._make_pipeline() if self._ways.pipeline > 1 else None
         if before is not None:
             self.load(before)
+
+    def _make_pipeline(self) -> Pipeline:
+        # Here, since it loads torch's compiler, which takes a second.
+        from raytrain_app.learners.pipeline import Pipeline
+
+        return Pipeline(self._stages, self._ways, self._mesh, self.device)
 
     # ---- training ----
 

@@ -5,11 +5,12 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+import torch
 
 from raytrain_app.job import Job, job_from_dict
 from raytrain_app.learners.costs import row_flops
 from raytrain_app.tasks.synthetic import TASK as SYNTHETIC
-from raytrain_app.tasks.tiny_gpt import TASK
+from raytrain_app.tasks.tiny_gpt import TASK, TinyGpt
 from raytrain_app.throughput import tokens_of, utilization
 
 
@@ -31,6 +32,14 @@ def test_utilization_is_that_of_the_known_device() -> None:
     assert utilization(job, TASK, samples, seconds, [{"gpu": "NVIDIA H100 PCIe"}]) == pytest.approx(0.4 * 989 / 756)
     full = utilization(make_job(), TASK, samples, seconds, [{"gpu": "NVIDIA H200"}])
     assert full == pytest.approx(0.4 * 989 / 67)
+
+
+def test_a_model_that_cannot_be_counted_has_no_utilization() -> None:
+    class Odd(TinyGpt):
+        def torch_inputs(self, x: torch.Tensor) -> torch.Tensor:
+            return super().torch_inputs(x) % int(x.max())
+
+    assert utilization(make_job(), Odd(), 1000, 1.0, [{"gpu": "NVIDIA H200"}]) is None
 
 
 @pytest.mark.parametrize(
