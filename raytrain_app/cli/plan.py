@@ -64,6 +64,7 @@ def _rows(job: Job, task: Task) -> Iterator[tuple[str, str]]:
 
 
 def _parts_rows(job: Job, task: Task) -> Iterator[tuple[str, str]]:
+    from raytrain_app.learners.costs import stage_plan
     from raytrain_app.learners.footprint import footprint
 
     ways = {way: getattr(job.strategy, way) for way in ("fsdp", "tensor", "pipeline")}
@@ -71,6 +72,9 @@ def _parts_rows(job: Job, task: Task) -> Iterator[tuple[str, str]]:
     least, most = (count // job.replica_workers for count in (job.scaling.workers.min, job.scaling.workers.max))
     replicas = f"{least}" if least == most else f"{least}..{most}"
     yield "replicas", f"{replicas}, each of {job.replica_workers} workers on one node: {cut}"
+    if plan := stage_plan(job, task):
+        stages = (names[0] if len(names) == 1 else f"{names[0]} to {names[-1]}" for names in plan)
+        yield "stages", f"{', '.join(stages)}; in turn on {ways['pipeline']} workers"
     need = footprint(job, task)
     sizes = f"parameters {_bytes(need.parameters)}, gradients as much, optimizer {_bytes(need.optimizer)}"
     yield "memory", f"up to {_bytes(need.total)} a worker: {sizes}, activations {_bytes(need.activations)}"

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -10,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
+from raytrain_app.cli.plan import plan_lines
 from raytrain_app.job import Job, ModelParallel, job_from_dict
 from raytrain_app.learners.costs import row_flops, stage_plan
 from raytrain_app.learners.cutting import _keep, cut_problems, divided, stages
@@ -173,3 +176,15 @@ def test_memory_goes_down_with_each_way_to_cut() -> None:
     assert turns.activations > pipeline.activations  # more stages have microbatches under way
     again = footprint(make_job(fsdp=2, activation_checkpointing=True), TASK)
     assert again.activations < halves.activations / 3
+
+
+def test_the_plan_tells_stages_and_memory_and_warns_when_it_will_not_fit(tmp_path: Path) -> None:
+    ways = {"pipeline": 2, "microbatches": 4, "schedule": "interleaved", "stages_per_worker": 2}
+    need = footprint(make_job(**ways), TASK).total
+    for memory, fits in ((need, True), (need - 1, False)):
+        scaling = {"workers": 2, "resources_per_worker": {"memory": memory}}
+        job = job_from_dict({**make_job(**ways).model_dump(mode="json"), "scaling": scaling, "storage": str(tmp_path)})
+        text = "\n".join(plan_lines(job, TASK))
+        assert "embedding to blocks.0, blocks.1, blocks.2, blocks.3 to head; in turn on 2 workers" in text
+        assert re.search("memory +up to [0-9.]+ MiB a worker: parameters [0-9.]+ KiB", text)
+        assert ("so the model will not fit; cut it further" not in text) == fits
