@@ -179,7 +179,7 @@ def test_memory_goes_down_with_each_way_to_cut() -> None:
 
 
 def test_the_plan_tells_stages_and_memory_and_warns_when_it_will_not_fit(tmp_path: Path) -> None:
-    ways = {"pipeline": 2, "microbatches": 4, "schedule": "interleaved", "stages_per_worker": 2}
+    ways: dict[str, Any] = {"pipeline": 2, "microbatches": 4, "schedule": "interleaved", "stages_per_worker": 2}
     need = footprint(make_job(**ways), TASK).total
     for memory, fits in ((need, True), (need - 1, False)):
         scaling = {"workers": 2, "resources_per_worker": {"memory": memory}}
