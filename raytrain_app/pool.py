@@ -55,10 +55,11 @@ class Abortable(DataParallelTrainer):
         # The actor that hands out data sets has none to hand out.
         without = (PlacementGroupCleanerCallback, DatasetsCallback)
         arguments["callbacks"] = [c for c in arguments["callbacks"] if not isinstance(c, without)]
-        options = {"max_restarts": 0, "max_task_retries": 0, "runtime_env": {"env_vars": get_env_vars_to_propagate()}}
-        self.controller = start_here(InPlaceController, options=options, **arguments)
+        if self.controller is None:
+            self.controller = start_controller()
         if self.aborted:  # while it was starting
             ray.kill(self.controller)
+        wait_for(self.controller.take.remote(arguments))
         wait_for(self.controller.run.remote())
         result: Result = wait_for(self.controller.get_result.remote())
         return result
@@ -68,6 +69,12 @@ class Abortable(DataParallelTrainer):
         self.aborted = True
         if self.controller is not None:
             ray.kill(self.controller)
+
+
+def start_controller() -> Actor:
+    """Starts the controller of a pool to come, on this node."""
+    environment = {"env_vars": get_env_vars_to_propagate()}
+    return start_here(InPlaceController, options={"max_restarts": 0, "max_task_retries": 0, "runtime_env": environment})
 
 
 class AbortableTorchTrainer(Abortable, TorchTrainer):
@@ -87,9 +94,19 @@ class Pool:
         node_id: the one node where they run; None is any nodes.
         job: says what each worker takes and computes on.
         body: runs in each worker, called with `argument`.
+        controller: one of `start_controller` that is at hand.
     """
 
-    def __init__(self, number: int, size: int, node_id: str | None, job: Job, body: Callable[[Any], None], argument: Any) -> None:
+    def __init__(
+        self,
+        number: int,
+        size: int,
+        node_id: str | None,
+        job: Job,
+        body: Callable[[Any], None],
+        argument: Any,
+        controller: Actor | None = None,
+    ) -> None:
         self.number, self.size, self.node_id = number, size, node_id
         self.error: BaseException | None = None
         self._folder = tempfile.mkdtemp(prefix="raytrain-")  # Ray Train wants one; nothing that lasts goes there
@@ -110,6 +127,7 @@ class Pool:
                 worker_runtime_env={"env_vars": environment(job)},
             ),
         )
+        self._trainer.controller = controller
         self._thread = threading.Thread(target=self._run, name=f"pool-{number}", daemon=True)
         self._thread.start()
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -65,13 +66,22 @@ class NamedWorkerGroup(WorkerGroup):
 
 
 class InPlaceController(TrainController):
-    """Ray Train's controller, for workers that die together.
+    """Ray Train's controller, which can be there before there is anything to control, and bears workers that die together.
+
+    Its process takes a second or two to start, which a node that comes need not wait for.
 
     Before it replaces a worker, it asks all that it believes alive to drop their reports; when one of those has died too, the
     call fails, and with it the whole run. So all that are known to be dead are given up first.
     """
 
     worker_group_cls = NamedWorkerGroup
+
+    def __init__(self) -> None:
+        """Does nothing yet: `take` begins."""
+
+    def take(self, arguments: Mapping[str, Any]) -> None:
+        """Takes a Ray Train run over, with what Ray Train's own controller is made with; `run` follows."""
+        super().__init__(**arguments)
 
     def _replace_bad_workers(self, poll_status: WorkerGroupPollStatus) -> None:
         groups: Any = self._worker_group

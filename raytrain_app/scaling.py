@@ -137,28 +137,29 @@ def _shrink(surplus: int, pools: Sequence[PoolView]) -> list[Decision]:
 
 
 class Settling:
-    """Hysteresis: a node is used once it has stayed for a while, and the while grows when nodes come and go.
+    """Hysteresis: in calm times a node is used at once; when nodes come and go, the next must stay for a while that grows.
 
     Args:
-        base_s: how long a node must have stayed in calm times.
+        base_s: how long a node must have stayed after one has died young.
         limit_s: the longest such time; a node that dies before it has stayed for so long dies young.
     """
 
     def __init__(self, base_s: float = 1.0, limit_s: float = 30.0) -> None:
         self._base_s, self._limit_s = base_s, limit_s
         self._first_seen_s: dict[str, float] = {}
-        self._settle_s = base_s
+        self._settle_s = 0.0
         self._calm_since_s = 0.0
 
     def settled(self, alive: frozenset[str], now_s: float) -> frozenset[str]:
-        """Nodes that may be used. A node that dies young doubles the time for the next; a calm minute halves it."""
+        """Nodes that may be used. A node that dies young doubles the time for the next; a calm while halves it."""
         for node_id in [node_id for node_id in self._first_seen_s if node_id not in alive]:
             if self.is_young(node_id, now_s):
-                self._settle_s = min(2 * self._settle_s, self._limit_s)
+                self._settle_s = min(max(2 * self._settle_s, self._base_s), self._limit_s)
             del self._first_seen_s[node_id]
             self._calm_since_s = now_s
         if now_s - self._calm_since_s > 2 * self._limit_s:
-            self._settle_s, self._calm_since_s = max(self._settle_s / 2, self._base_s), now_s
+            self._settle_s = self._settle_s / 2 if self._settle_s > self._base_s else 0.0
+            self._calm_since_s = now_s
         first_look = not self._first_seen_s
         for node_id in alive:
             # Nodes that were there before the run need not prove themselves.

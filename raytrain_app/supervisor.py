@@ -22,7 +22,7 @@ from raytrain_app.errors import ClusterError
 from raytrain_app.google import metadata_host
 from raytrain_app.job import Job
 from raytrain_app.job.strategies import ParameterServer
-from raytrain_app.pool import Pool
+from raytrain_app.pool import Pool, start_controller
 from raytrain_app.scaling import Abort, Decision, Park, PoolView, Retire, Settling, Start, Unpark, decide
 
 CAPACITY_POLL_S = 0.5
@@ -94,6 +94,7 @@ class Supervisor:
         self._lacking_since_s: float | None = None
         self._incarnation = ""
         self._watchers: dict[str, Actor] = {}
+        self._controller: Actor | None = None  # of the next pool
         self._metadata_host = metadata_host()
 
     def tend(self, mail: Mail, nodes: Sequence[Node], most: int) -> list[Decision]:
@@ -122,6 +123,8 @@ class Supervisor:
         places = _places(self._job, [node for node in nodes if not node.draining])
         self._give_up_in_time(places, nodes, mail.workers)
         self._wanted.ask(max(0, most - places), [node.node_id for node in nodes])
+        if self._controller is None and mail.generation and sum(pool.size for pool in self._pools.values()) < most:
+            self._controller = start_controller()  # so that a node that comes is used sooner
         return decisions
 
     def close(self, timeout_s: float) -> None:
@@ -132,6 +135,8 @@ class Supervisor:
                 pool.abort()
         for pool in self._pools.values():  # a pool that was ended has things to clear away
             pool.ended(ABORT_S)
+        if self._controller is not None:
+            ray.kill(self._controller)
         ensure_watchers(self._watchers, (), None)
         self._wanted.close()
 
@@ -195,8 +200,9 @@ class Supervisor:
         rearrange: Any = self._membership.rearrange.remote
         if isinstance(decision, Start):
             number, self._started = self._started, self._started + 1
+            controller, self._controller = self._controller, None
             self._pools[number] = Pool(
-                number, decision.size, decision.node_id, self._job, self._body.run, self._body.argument(number)
+                number, decision.size, decision.node_id, self._job, self._body.run, self._body.argument(number), controller
             )
         elif isinstance(decision, Abort):
             self._pools.pop(decision.pool).abort()

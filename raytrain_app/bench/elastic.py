@@ -8,6 +8,7 @@ minute and more, so it has repeats of its own.
 from __future__ import annotations
 
 import bisect
+import itertools
 import logging
 import os
 import random
@@ -33,6 +34,8 @@ from raytrain_app.storage.requests import Request
 
 HEARTBEAT_S = 5.0
 """`failure.heartbeat_s` for workers that hang; the others are measured with its default."""
+PACE_STEPS = 20
+"""Steps whose time says how long one takes."""
 SETTLED_S = 0.1
 """A step that was under way when all workers were killed may still have been told within this time."""
 EVENTS = {
@@ -102,7 +105,7 @@ class _Run(WatchedRun):
 
     def __init__(self, storage: str, session: Session) -> None:
         self.workers = session.workers
-        self.resumed = self._redone = 0
+        self.resumed: list[int] = []
         raw = {
             "name": "bench-elastic",
             "task": "raytrain_app.bench.slow_task:TASK",
@@ -130,10 +133,17 @@ class _Run(WatchedRun):
         place = self._first(after_s, workers)
         return self.steps[place].time_s - self.steps[place - 1].time_s
 
-    def take_redone(self) -> int:
-        """Steps redone since the last call."""
-        redone, self._redone = self._redone, 0
-        return redone
+    def redone(self, at_s: float) -> int:
+        """Steps redone for what happened at a time: those that were done by then, beyond where a later process went on.
+
+        The last of them, for which the workers' lives were too short to tell of them, are known by their pace.
+        """
+        before = [step for step in self.steps if step.time_s <= at_s][-PACE_STEPS:]
+        resumed, self.resumed = self.resumed, []
+        if not resumed:
+            return 0
+        pace_s = statistics.median(after.time_s - step.time_s for step, after in itertools.pairwise(before))
+        return max(0, before[-1].step + int((at_s - before[-1].time_s) / pace_s) - min(resumed))
 
     def _first(self, after_s: float, workers: int | None) -> int:
         first = bisect.bisect_right(self.steps, after_s, key=lambda step: step.time_s)
@@ -146,8 +156,7 @@ class _Run(WatchedRun):
     def _watch(self, update: Update) -> None:
         super()._watch(update)
         if update.kind == "event" and update.record["kind"] == "resume":
-            self._redone += max(0, self.steps[-1].step - update.record["step"])
-            self.resumed += 1
+            self.resumed.append(update.record["step"])
 
 
 def measure_product(repeats: int, disturbances: Collection[str], tell: Callable[[str], None]) -> Figures:
@@ -190,16 +199,16 @@ def _strike(disturbance: str, run: _Run, figures: Figures) -> None:
     at_s = time.time()
     os.kill(pid, signal.SIGSTOP if disturbance == "hang" else signal.SIGKILL)
     alone_s = run.first_step(at_s, run.workers - 1).time_s
-    figures.add(disturbance, alone_s - at_s, run.take_redone())
+    figures.add(disturbance, alone_s - at_s, run.redone(at_s))
     if disturbance == "kill":
-        figures.add("join", run.pause(alone_s, run.workers), run.take_redone())
+        figures.add("join", run.pause(alone_s, run.workers), run.redone(alone_s))
 
 
 def _leave_and_return(run: _Run, figures: Figures) -> None:
     for most, event in ((run.workers - 1, "leave"), (run.workers, "return")):
         at_s = time.time()
         run.ask(Request(kind="scale", least=1, most=most))
-        figures.add(event, run.pause(at_s, most), run.take_redone())
+        figures.add(event, run.pause(at_s, most), run.redone(at_s))
 
 
 def _lose_node(run: _Run, figures: Figures, nodes: LocalNodes) -> None:
@@ -209,19 +218,20 @@ def _lose_node(run: _Run, figures: Figures, nodes: LocalNodes) -> None:
     nodes.remove(node_id)
     # Its worker may train on until it notices that its raylet is gone; what counts is the first step without it.
     alone_s = run.first_step(at_s, run.workers - 1).time_s
-    figures.add("node_lost", alone_s - at_s, run.take_redone())
+    figures.add("node_lost", alone_s - at_s, run.redone(at_s))
     threading.Thread(target=nodes.add).start()
     run.until(lambda: {node.node_id for node in living_nodes()} - before, "the new node")
     arrived_s = time.time()
-    figures.add("node_joins", run.first_step(max(arrived_s, alone_s), run.workers).time_s - arrived_s, run.take_redone())
+    joined_s = run.first_step(max(arrived_s, alone_s), run.workers).time_s
+    figures.add("node_joins", joined_s - arrived_s, run.redone(arrived_s))
 
 
 def _lose_all(run: _Run, figures: Figures) -> None:
-    resumed, at_s = run.resumed, time.time()
+    at_s = time.time()
     for worker in run.there():
         os.kill(worker["pid"], signal.SIGKILL)
-    run.until(lambda: run.resumed > resumed, "going on from memory")
-    figures.add("all_lost", run.first_step(at_s + SETTLED_S).time_s - at_s, run.take_redone())
+    run.until(lambda: run.resumed, "going on from memory")
+    figures.add("all_lost", run.first_step(at_s + SETTLED_S).time_s - at_s, run.redone(at_s))
 
 
 def measure_stock(repeats: int, disturbances: Collection[str], tell: Callable[[str], None]) -> Figures:

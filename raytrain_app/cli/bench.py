@@ -32,13 +32,17 @@ def elastic(
     Example: [bold]raytrain bench elastic --only kill --only leave --stock 0[/bold]
     """
     from raytrain_app.bench.elastic import lines, measure_product, measure_stock
-
-    def tell(text: str) -> None:
-        typer.echo(text, err=True)
+    from raytrain_app.cli.quiet import quiet_libraries
 
     chosen = [disturbance.value for disturbance in only or Disturbance]
-    product = measure_product(repeats, chosen, tell)
-    for line in lines(product, measure_stock(stock, chosen, tell)):
+    with quiet_libraries(debug=False) as terminal:  # Ray says at length that nodes are gone
+
+        def tell(text: str) -> None:
+            typer.echo(text, file=terminal)
+
+        product = measure_product(repeats, chosen, tell)
+        found = lines(product, measure_stock(stock, chosen, tell))
+    for line in found:
         typer.echo(line)
 
 

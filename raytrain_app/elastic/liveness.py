@@ -16,8 +16,16 @@ PROBE_S = 1.0
 
 async def is_alive(info: WorkerInfo) -> bool:
     """Whether a worker's process lives; one that cannot be told counts as alive."""
-    port, ray_knows = await asyncio.gather(_port_is_open(info.host, info.port), _ray_has(info.handle))
-    return port is not False and ray_knows is not False
+    questions = [asyncio.ensure_future(question) for question in (_port_is_open(info.host, info.port), _ray_has(info.handle))]
+    try:
+        # One bad answer is enough: on a node that is gone Ray has none for a while, and the port is closed.
+        for answer in asyncio.as_completed(questions):
+            if await answer is False:
+                return False
+        return True
+    finally:
+        for question in questions:
+            question.cancel()
 
 
 async def node_is_gone(node_id: str) -> bool:

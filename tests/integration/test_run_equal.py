@@ -114,6 +114,17 @@ def test_a_small_last_batch_is_no_trouble_for_batch_normalization(replicas: Repl
     assert several.comparable == alone.comparable
 
 
+def test_a_run_stopped_at_the_very_end_of_an_epoch_goes_on_with_the_next(replicas: Replicas, rows: Dataset) -> None:
+    def job(epochs: int) -> Job:
+        job = make_job("dropout-batchnorm", epochs=epochs)
+        return job.model_copy(update={"optimizer": job.optimizer.model_copy(update={"schedule": "constant"})})
+
+    whole, first = replicas.run(job(2), 2, rows), replicas.run(job(1), 1, rows)
+    second = replicas.run(job(2), 3, rows, first.directory)
+    assert second.summary == whole.summary
+    assert first.comparable + second.comparable == whole.comparable
+
+
 def test_early_stopping_is_decided_once_for_all(replicas: Replicas, rows: Dataset) -> None:
     rule = {"monitor": "val_loss", "patience": 2, "min_delta": 10.0}
     job = make_job("linear", epochs=9, early_stopping=rule)

@@ -51,6 +51,7 @@ class Disturbed:
     Attributes:
         pids: process ids of the workers that have joined and are not known to be lost, by worker id.
         events: all events so far.
+        notes: what the run had to say besides.
     """
 
     def __init__(
@@ -59,6 +60,7 @@ class Disturbed:
         self.job, self._actions, self._on_event = job, dict(actions or {}), dict(on_event or {})
         self.pids: dict[str, int] = {}
         self.events: list[dict[str, Any]] = []
+        self.notes: list[str] = []
         self._threads: list[threading.Thread] = []
 
     @property
@@ -93,6 +95,8 @@ class Disturbed:
             elif event["kind"] in ("worker_lost", "node_lost"):
                 self.pids.pop(event["worker"], None)
             self._do(self._on_event.pop((event["kind"], len(self.seen(event["kind"]))), None))
+        elif update.kind == "note":
+            self.notes.append(update.text)
         elif update.kind == "step":
             for step in [step for step in self._actions if update.record["step"] >= step]:
                 self._do(self._actions.pop(step))

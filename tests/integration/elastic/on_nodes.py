@@ -8,7 +8,9 @@ import os
 import signal
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import psutil
 
@@ -17,7 +19,9 @@ from raytrain_app.cluster.nodes import living_nodes
 from raytrain_app.drill import local_nodes
 from raytrain_app.errors import ClusterError
 from tests.integration.elastic.disturbed import Disturbed, assert_undisturbed, slow_job
+from tests.integration.elastic.far_machine import FarMachine, far_machine
 
+CUT_OFF_S = 12.0
 TRAIN = {"epochs": 100, "global_batch_size": 50, "virtual_shards": 4}
 
 
@@ -48,14 +52,28 @@ def gone(run: Disturbed, nodes: LocalNodes) -> None:
     nodes.remove(run.seen("join")[0]["node"])
 
 
-SCENARIOS = {"flapping": (flapping, 1), "silent": (silent, 2), "gone": (gone, 1)}
+def cut_off(run: Disturbed, machine: FarMachine) -> None:
+    """A network that drops all packets of a machine for a while, in which the worker there lives on."""
+    machine.cut_off()
+    time.sleep(CUT_OFF_S)
+    machine.reconnect()
+
+
+SCENARIOS: dict[str, tuple[Callable[[Disturbed, Any], None], int]] = {
+    "flapping": (flapping, 1),
+    "silent": (silent, 2),
+    "cut off": (cut_off, 1),
+    "gone": (gone, 1),
+}
 
 
 def main(name: str, storage: Path) -> None:
     scenario, count = SCENARIOS[name]
-    with local_nodes(slow_job(storage, name, workers=count), count) as nodes:
+    with contextlib.ExitStack() as stack:
+        nodes = stack.enter_context(local_nodes(slow_job(storage, name, workers=count), count))
         job = slow_job(storage, name, train=TRAIN, scaling={"workers": "1..2", "wait_s": 5})
-        run = Disturbed(job, {40: lambda run: scenario(run, nodes)})
+        machine = stack.enter_context(far_machine(nodes)) if name == "cut off" else None
+        run = Disturbed(job, {40: lambda run: scenario(run, machine or nodes)})
         if name == "gone":
             try:
                 run.run()
@@ -66,7 +84,8 @@ def main(name: str, storage: Path) -> None:
         calm = Disturbed(slow_job(storage, "calm", task="tests.integration.elastic.slow_task:QUICK", train=TRAIN, workers=1))
         assert_undisturbed(run, record, calm.run())
     kinds = ("join", "worker_lost", "node_lost", "pool_start", "disruption")
-    (storage / "seen.json").write_text(json.dumps({kind: run.seen(kind) for kind in kinds}))
+    seen = {kind: run.seen(kind) for kind in kinds}
+    (storage / "seen.json").write_text(json.dumps({**seen, "far": machine.node_id if machine else None}))
 
 
 if __name__ == "__main__":

@@ -20,6 +20,7 @@ from raytrain_app.storage.folder import Folder
 from raytrain_app.storage.requests import Request, Requests
 from raytrain_app.storage.rundir import RunDirectory
 from tests.integration.elastic.disturbed import Disturbed, assert_undisturbed, slow_job
+from tests.integration.elastic.far_machine import lacking
 from tests.integration.elastic.slow_task import STUCK_ONCE
 
 pytestmark = pytest.mark.slow
@@ -179,6 +180,17 @@ def test_a_machine_that_falls_silent(tmp_path: Path, repository: Path) -> None:
     seen = on_nodes("silent", tmp_path, repository)
     assert [event["cause"] for event in seen["worker_lost"]] == ["silent"]
     assert [event["receipt"]["paused_s"] < 6 for event in seen["disruption"]] == [True]
+
+
+def test_a_machine_whose_packets_are_dropped_for_a_while(tmp_path: Path, repository: Path) -> None:
+    """The others go on without its worker; once it is heard again, what is left of that worker disturbs nobody."""
+    reason = lacking()
+    if reason:
+        pytest.skip(reason)
+    seen = on_nodes("cut off", tmp_path, repository)
+    there = [event["worker"] for event in seen["join"] if event["node"] == seen["far"]]
+    assert [(event["worker"], event["cause"]) for event in seen["worker_lost"]] == [(there[0], "silent")]
+    assert all(event["receipt"]["paused_s"] < 6 for event in seen["disruption"])
 
 
 def test_a_run_whose_last_node_is_lost_gives_up_in_time(tmp_path: Path, repository: Path) -> None:

@@ -42,6 +42,8 @@ def test_a_killed_worker_and_then_the_leader(tmp_path: Path, calm: dict[str, Any
     assert record["steps_redone"] == 0
     assert len(run.seen("worker_lost")) == 2
     assert {event["cause"] for event in run.seen("worker_lost")} == {"died"}
+    crashes = [note for note in run.notes if note.startswith("crashes so far: ")]
+    assert crashes == [f"crashes so far: {n} of the 20 that failure.max_restarts allows" for n in (1, 2)]
     receipts = record["disruptions"]
     assert [r["cause"] for r in receipts if r["cause"] == "worker_lost"] == ["worker_lost"] * 2
     assert all(r["workers_before"] == 2 and r["workers_after"] == 1 for r in receipts if r["cause"] == "worker_lost")
