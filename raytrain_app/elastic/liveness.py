@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import select
+import threading
 
 from ray.exceptions import ActorUnavailableError, RayActorError
 
@@ -12,6 +15,22 @@ from raytrain_app.elastic.roster import WorkerInfo
 
 PROBE_S = 1.0
 """Longest wait for the answer to one question."""
+
+
+def end_with_raylet() -> None:
+    """Ends this process as soon as the one that started it, its node's raylet, has ended.
+
+    Ray ends it too, but a second or two later, and until then it would train on with the others as if its node were there.
+    """
+    if hasattr(os, "pidfd_open"):  # Linux
+        threading.Thread(target=_end_after, args=(os.pidfd_open(os.getppid()),), name="raylet", daemon=True).start()
+
+
+def _end_after(process: int) -> None:
+    ended = select.poll()
+    ended.register(process, select.POLLIN)
+    ended.poll()
+    os._exit(1)
 
 
 async def is_alive(info: WorkerInfo) -> bool:

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import functools
+import inspect
 import os
 import random
+import sys
 from collections.abc import Iterable, Mapping
 
 import numpy as np
@@ -28,7 +31,9 @@ def prepare_process(job: Job) -> None:
     """Sets torch to compute the same bits every time: deterministic kernels, and threads from the job, not the machine."""
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
     torch.set_num_threads(job.train.threads)
-    torch.use_deterministic_algorithms(True)
+    # What torch.use_deterministic_algorithms does, which takes a second to load the compiler in order to set it as well.
+    torch.set_deterministic_debug_mode("error")
+    os.environ.setdefault("TORCHINDUCTOR_DETERMINISTIC", "1")
     torch.backends.cudnn.benchmark = False
 
 
@@ -76,7 +81,23 @@ def make_optimizer(job: Job, parameters: Iterable[nn.Parameter]) -> torch.optim.
     """The job's optimizer; all of them work element by element, so it does not matter how parameters are cut or joined."""
     options = job.optimizer.model_dump(exclude={"name", "schedule", "warmup_steps"})
     kinds: dict[str, type[torch.optim.Optimizer]] = {"sgd": torch.optim.SGD, "adam": torch.optim.Adam, "adamw": torch.optim.AdamW}
-    return kinds[job.optimizer.name](list(parameters), **options)
+    _spare_the_compiler()
+    optimizer = kinds[job.optimizer.name](list(parameters), **options)
+    bare_step = functools.partial(inspect.unwrap(type(optimizer).step), optimizer)
+    optimizer.step = torch.no_grad()(bare_step)  # type: ignore[method-assign]
+    return optimizer
+
+
+def _spare_the_compiler() -> None:
+    """Keeps optimizers from loading torch's compiler, which takes each worker a second when it starts.
+
+    They load it to say that some of their methods are not to be compiled; nothing of an optimizer is compiled here. Where
+    another torch goes about it in another way, the compiler is loaded as ever.
+    """
+    if "torch._dynamo" not in sys.modules:
+        for name in ("add_param_group", "zero_grad", "state_dict", "load_state_dict"):
+            method = inspect.unwrap(getattr(torch.optim.Optimizer, name))
+            vars(method).setdefault("__dynamo_disable", method)
 
 
 def check_slots(slots: Iterable[str], optimizer: torch.optim.Optimizer) -> None:

@@ -19,6 +19,7 @@ from raytrain_app.actors import Actor
 from raytrain_app.data import Dataset
 from raytrain_app.elastic.group import Rendezvous, choose_interface
 from raytrain_app.elastic.link import Link
+from raytrain_app.elastic.liveness import end_with_raylet
 from raytrain_app.elastic.progress import Stopwatch
 from raytrain_app.elastic.roster import WorkerInfo
 from raytrain_app.errors import ClusterError, RaytrainError, TrainingError
@@ -82,6 +83,7 @@ def reporting(membership: Actor, worker_id: str) -> Any:
 def run_worker(spec: WorkerSpec, train: Callable[[Worker], None]) -> None:
     """Body of a pool's train function: builds the worker and hands it to the strategy's `train`."""
     stopwatch = Stopwatch()
+    end_with_raylet()
     context = ray.train.get_context()
     place = context.get_world_rank()
     worker_id = f"{spec.pool}.{place}-{uuid.uuid4().hex[:6]}"

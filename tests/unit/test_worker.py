@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from typing import Any
 
 import pytest
@@ -28,3 +30,19 @@ def test_the_host_for_those_that_need_no_gpu() -> None:
 def test_a_gpu_that_is_declared_and_not_there() -> None:
     with pytest.raises(ClusterError, match=r"declares a GPU, and PyTorch sees none there: torch .* is built for .* nvidia-smi"):
         choose_device(make_job(resources_per_worker={"GPU": 1}))
+
+
+def test_a_worker_does_without_torchs_compiler() -> None:
+    """It takes a second to load, for each worker."""
+    program = (
+        "import sys, torch; from raytrain_app.job import job_from_dict; from raytrain_app.task import load_task;"
+        "from raytrain_app.strategies.worker import build_learner, prepare_process;"
+        "job = job_from_dict({'name': 'x', 'task': 'raytrain_app.tasks.synthetic:TASK', 'model': {'name': 'mlp'}});"
+        "prepare_process(job); task = load_task(job.task); learner = build_learner(job, task, torch.device('cpu'));"
+        "learner.apply(torch.ones(learner.layout.num_parameters), torch.zeros(0, dtype=torch.int64), 0.1);"
+        "learner.load(learner.state());"
+        "assert torch.are_deterministic_algorithms_enabled();"
+        "print([name for name in ('torch._dynamo', 'torch._inductor') if name in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert done.stdout == "[]\n", done.stderr
