@@ -62,7 +62,7 @@ def cut_off(run: Disturbed, machine: FarMachine) -> None:
 SCENARIOS: dict[str, tuple[Callable[[Disturbed, Any], None], int]] = {
     "flapping": (flapping, 1),
     "silent": (silent, 2),
-    "cut off": (cut_off, 1),
+    "cut-off": (cut_off, 1),
     "gone": (gone, 1),
 }
 
@@ -72,7 +72,7 @@ def main(name: str, storage: Path) -> None:
     with contextlib.ExitStack() as stack:
         nodes = stack.enter_context(local_nodes(slow_job(storage, name, workers=count), count))
         job = slow_job(storage, name, train=TRAIN, scaling={"workers": "1..2", "wait_s": 5})
-        machine = stack.enter_context(far_machine(nodes)) if name == "cut off" else None
+        machine = stack.enter_context(far_machine(nodes)) if name == "cut-off" else None
         run = Disturbed(job, {40: lambda run: scenario(run, machine or nodes)})
         if name == "gone":
             try:

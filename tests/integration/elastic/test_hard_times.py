@@ -187,7 +187,7 @@ def test_a_machine_whose_packets_are_dropped_for_a_while(tmp_path: Path, reposit
     reason = lacking()
     if reason:
         pytest.skip(reason)
-    seen = on_nodes("cut off", tmp_path, repository)
+    seen = on_nodes("cut-off", tmp_path, repository)
     there = [event["worker"] for event in seen["join"] if event["node"] == seen["far"]]
     assert [(event["worker"], event["cause"]) for event in seen["worker_lost"]] == [(there[0], "silent")]
     assert all(event["receipt"]["paused_s"] < 6 for event in seen["disruption"])
