@@ -46,7 +46,7 @@ class Abortable(DataParallelTrainer):
     controller: Actor | None = None
     aborted = False
 
-    def __init__(self, train_loop_per_worker: Callable[[Any], Any], **arguments: Any) -> None:
+    def __init__(self, train_loop_per_worker: Callable[[], Any], **arguments: Any) -> None:
         # The constructors between want their own backends' options, and import TensorFlow, for which the driver has no use.
         DataParallelTrainer.__init__(self, train_loop_per_worker, **arguments)
 
@@ -112,8 +112,8 @@ class Pool:
         self._folder = tempfile.mkdtemp(prefix="raytrain-")  # Ray Train wants one; nothing that lasts goes there
         self._trainer = _trainer(
             job,
-            lambda config: body(config["argument"]),
-            train_loop_config={"argument": argument},
+            # As the loop's configuration the argument would be unpacked by the controller too, which would load PyTorch for it.
+            lambda: body(argument),
             scaling_config=ScalingConfig(
                 num_workers=size,
                 use_gpu=job.scaling.resources_per_worker["GPU"] > 0,
@@ -160,7 +160,7 @@ class Pool:
                     remove_placement_group(get_placement_group(entry["name"]))
 
 
-def _trainer(job: Job, loop: Callable[[Any], Any], **arguments: Any) -> Abortable:
+def _trainer(job: Job, loop: Callable[[], Any], **arguments: Any) -> Abortable:
     if job.framework == "tensorflow":
         config = GroupTensorflowConfig() if job.uses_tf_distribute else InPlaceConfig()
         return AbortableTensorflowTrainer(loop, backend_config=config, **arguments)
