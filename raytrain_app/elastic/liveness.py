@@ -6,6 +6,7 @@ import asyncio
 import os
 import select
 import threading
+from contextlib import suppress
 
 from ray.exceptions import ActorUnavailableError, RayActorError
 
@@ -22,8 +23,9 @@ def end_with_raylet() -> None:
 
     Ray ends it too, but a second or two later, and until then it would train on with the others as if its node were there.
     """
-    if hasattr(os, "pidfd_open"):  # Linux
-        threading.Thread(target=_end_after, args=(os.pidfd_open(os.getppid()),), name="raylet", daemon=True).start()
+    with suppress(AttributeError, OSError):  # not Linux, or a container that forbids it: then Ray's way has to do
+        raylet = os.pidfd_open(os.getppid())
+        threading.Thread(target=_end_after, args=(raylet,), name="raylet", daemon=True).start()
 
 
 def _end_after(process: int) -> None:

@@ -31,7 +31,8 @@ class Receipts:
     """Turns the stream of a run into receipts; every disruption gets exactly one.
 
     A disruption opens with the generation that follows its cause, and closes with the first new step after it. Its pause is
-    the gap between the last step before and the first one after, as the workers' clocks have it.
+    the gap between the last step before and the first one after, as the workers' clocks have it. When all workers die at once,
+    steps that none of them had told of yet, those of the last fifth of a second, are not among those redone.
     """
 
     given: list[dict[str, Any]] = field(default_factory=list)
