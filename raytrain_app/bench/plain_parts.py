@@ -34,7 +34,7 @@ def main(config: dict[str, Any]) -> None:
     model = Decoder(Gpt(**config["options"]), len(CHARACTERS)).to(device)
     for block in model.blocks:
         if config["tensor"] > 1:
-            names = {"attention.query", "attention.key", "attention.value", "gate", "up"}
+            names = ("attention.query", "attention.key", "attention.value", "gate", "up")  # in the same order everywhere
             plan: dict[str, ParallelStyle] = {name: ColwiseParallel() for name in names}
             plan |= {"attention.out": RowwiseParallel(), "down": RowwiseParallel()}
             parallelize_module(block, mesh["tensor"], plan)

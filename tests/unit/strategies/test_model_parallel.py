@@ -27,7 +27,8 @@ from raytrain_app.job import job_from_dict
 from raytrain_app.learners.torch_parts import prepare_process
 from raytrain_app.strategies.model_parallel import ModelParallel
 from raytrain_app.strategies.worker import Worker, build_part
-from raytrain_app.tasks.synthetic import TASK
+from raytrain_app.tasks.small_language import write
+from raytrain_app.tasks.tiny_gpt import TASK
 
 HOST, FAULT_STEP, LIMIT_S = "127.0.0.1", 10, 120.0
 pytestmark = pytest.mark.slow
@@ -59,6 +60,12 @@ class ScriptedLink:
 
     def event(self, kind: str, **details: Any) -> None:
         pass
+
+    def with_unrecorded(self, progress: dict[str, Any]) -> dict[str, Any]:
+        return progress
+
+    def take_up(self, progress: dict[str, Any]) -> dict[str, Any]:
+        return progress
 
     def done(self, summary: dict[str, Any]) -> None:
         self.summary = summary
@@ -101,19 +108,25 @@ def only_the_first_gets_the_last_message(engine: ModelParallel, number: int) -> 
     Group.share = torn  # type: ignore[assignment,method-assign]
 
 
+CUTS: dict[str, dict[str, Any]] = {
+    "fsdp": {"fsdp": 2},
+    "tensor": {"tensor": 2},
+    "pipeline": {"pipeline": 2, "microbatches": 2},
+    "interleaved": {"pipeline": 2, "microbatches": 2, "schedule": "interleaved", "stages_per_worker": 2},
+}
 FAULTS = (dies_in_a_shard, dies_before_the_last_message, only_the_first_gets_the_last_message)
 
 
-def train(number: int, pipe: Connection, survivors: Any, folder: str, fault: Fault | None) -> None:
+def train(number: int, pipe: Connection, survivors: Any, folder: str, cut: str, fault: Fault | None) -> None:
     """What each process does."""
     os.environ["GLOO_SOCKET_IFNAME"] = "lo"
     job = job_from_dict(
         {
             "name": "parts",
-            "task": "synthetic",
-            "model": {"name": "mlp", "dropout": 0.2},
-            "train": {"epochs": 2, "global_batch_size": 50, "virtual_shards": 2, "clip_norm": 1.0},
-            "strategy": {"name": "model_parallel", "fsdp": 2},
+            "task": "tiny_gpt",
+            "model": {"name": "gpt", "layers": 2, "width": 16, "heads": 2, "dropout": 0.2},
+            "train": {"epochs": 2, "global_batch_size": 20, "virtual_shards": 2, "clip_norm": 1.0},
+            "strategy": {"name": "model_parallel", **CUTS[cut]},
             "scaling": {"workers": 4},
             "storage": folder,
         }
@@ -121,11 +134,9 @@ def train(number: int, pipe: Connection, survivors: Any, folder: str, fault: Fau
     prepare_process(job)
     rendezvous = Rendezvous(HOST)
     pipe.send(rendezvous.port)
-    rows = TASK.generate("synthetic")
-    assert rows is not None
-    x, y = rows["train"]
-    blocks = Blocks((), (0, len(y)), x.shape[1:], "float32")
-    dataset = Dataset(Split(blocks, np.arange(900)), Split(blocks, np.arange(900, 1000)), None, (), "")
+    x, y = write(350, 1)
+    blocks = Blocks((), (0, len(y)), x.shape[1:], "uint8")
+    dataset = Dataset(Split(blocks, np.arange(300)), Split(blocks, np.arange(300, 350)), None, (), "")
     link: Any = ScriptedLink(number, rendezvous.port, pipe.recv(), survivors)
     part = build_part(job, TASK, torch.device("cpu"))
     worker = Worker(job, TASK, part, dataset, link, rendezvous, torch.device("cpu"), folder, None)
@@ -150,13 +161,13 @@ class RowsInMemory:
         pass
 
 
-def run(folder: Path, fault: Fault | None) -> list[tuple[dict[str, Any] | None, list[int]]]:
+def run(folder: Path, cut: str, fault: Fault | None) -> list[tuple[dict[str, Any] | None, list[int]]]:
     """Trains in four processes, and returns summary and recorded steps of the first two."""
     spawn = multiprocessing.get_context("spawn")
     survivors, pipes, processes = spawn.Barrier(2), [], []
     for number in range(4):
         mine, theirs = spawn.Pipe()
-        processes.append(spawn.Process(target=train, args=(number, theirs, survivors, str(folder), fault), daemon=True))
+        processes.append(spawn.Process(target=train, args=(number, theirs, survivors, str(folder), cut, fault), daemon=True))
         pipes.append(mine)
     try:
         for process in processes:
@@ -171,9 +182,10 @@ def run(folder: Path, fault: Fault | None) -> list[tuple[dict[str, Any] | None, 
             process.kill()
 
 
-def test_the_result_is_that_of_a_calm_run(tmp_path: Path) -> None:
-    calm = run(tmp_path / "calm", None)
+@pytest.mark.parametrize("cut", CUTS)
+def test_the_result_is_that_of_a_calm_run(cut: str, tmp_path: Path) -> None:
+    calm = run(tmp_path / "calm", cut, None)
     assert calm[0][0] is not None
     assert calm[0] == calm[1]
     for fault in FAULTS:
-        assert run(tmp_path / fault.__name__, fault) == calm, fault.__name__
+        assert run(tmp_path / fault.__name__, cut, fault) == calm, fault.__name__
