@@ -73,13 +73,15 @@ SESSIONS = (
 
 @dataclass
 class Figures:
-    """Seconds, and the most steps that were redone, by event."""
+    """Seconds, and the most steps that were redone, by event; `tell` hears of each measurement."""
 
+    tell: Callable[[str], None]
     seconds: dict[str, list[float]] = field(default_factory=dict)
     redone: dict[str, int] = field(default_factory=dict)
 
     def add(self, event: str, seconds: float, redone: int = 0) -> None:
         """One more measurement."""
+        self.tell(f"  {EVENTS[event]:<50} {seconds:6.2f} s")
         self.seconds.setdefault(event, []).append(seconds)
         self.redone[event] = max(self.redone.get(event, 0), redone)
 
@@ -161,7 +163,7 @@ class _Run(WatchedRun):
 
 def measure_product(repeats: int, disturbances: Collection[str], tell: Callable[[str], None]) -> Figures:
     """Measures "kill", "leave", "node", "all" and "hang", or some of them, `repeats` times each."""
-    figures, rng = Figures(), random.Random(0)
+    figures, rng = Figures(tell), random.Random(0)
     for session in SESSIONS:
         chosen = [disturbance for disturbance in session.disturbances if disturbance in disturbances]
         if not chosen:
@@ -238,7 +240,7 @@ def measure_stock(repeats: int, disturbances: Collection[str], tell: Callable[[s
     """The same for stock elastic Ray Train: a worker killed, a node that joins, a node that is lost."""
     events = ["kill"] if "kill" in disturbances else []
     events += ["node_lost", "node_joins"] if "node" in disturbances else []
-    figures = Figures()
+    figures = Figures(tell)
     for event in events:
         for number in range(repeats):
             tell(f"stock Ray Train: {event} {number + 1} of {repeats}")

@@ -35,10 +35,11 @@ def elastic(
     from raytrain_app.cli.quiet import quiet_libraries
 
     chosen = [disturbance.value for disturbance in only or Disturbance]
-    with quiet_libraries(debug=False) as terminal:  # Ray says at length that nodes are gone
+    with quiet_libraries(debug=False, stdout=True) as terminal:  # Ray says at length that nodes are gone
 
         def tell(text: str) -> None:
             typer.echo(text, file=terminal)
+            terminal.flush()
 
         product = measure_product(repeats, chosen, tell)
         found = lines(product, measure_stock(stock, chosen, tell))

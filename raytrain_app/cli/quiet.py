@@ -45,11 +45,12 @@ def quiet_terminal(storage: str, name: str, *, debug: bool) -> Iterator[TextIO]:
 
 
 @contextmanager
-def quiet_libraries(*, debug: bool) -> Iterator[TextIO]:
+def quiet_libraries(*, debug: bool, stdout: bool = False) -> Iterator[TextIO]:
     """Drops what this process and its libraries print to stderr in the block; stdout stays the program's own.
 
     Args:
         debug: drop nothing.
+        stdout: drop what goes to stdout too.
 
     Yields:
         The real stderr, for the program's own words.
@@ -57,7 +58,7 @@ def quiet_libraries(*, debug: bool) -> Iterator[TextIO]:
     if debug:
         yield sys.stderr
         return
-    with open(os.devnull, "wb") as nowhere, _redirected((2,), nowhere.fileno()) as terminal:
+    with open(os.devnull, "wb") as nowhere, _redirected((1, 2) if stdout else (2,), nowhere.fileno()) as terminal:
         yield terminal
 
 

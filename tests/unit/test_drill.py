@@ -57,7 +57,8 @@ def test_many_faults_are_told_by_kind() -> None:
 
 
 def test_the_table_says_what_is_within_its_limit() -> None:
-    product, stock = Figures(), Figures()
+    told: list[str] = []
+    product, stock = Figures(told.append), Figures(told.append)
     for seconds in (0.1, 0.2, 0.9):
         product.add("kill", seconds)
     product.add("node_lost", 2.5, redone=3)
@@ -66,3 +67,4 @@ def test_the_table_says_what_is_within_its_limit() -> None:
     assert "median  0.20 s of  3, longest  0.90 s,  0 steps redone, within 1 s" in kill
     assert kill.endswith("stock Ray Train  10.0 s, 20 redone: 50 times as long")
     assert node.endswith("3 steps redone, OVER 2 s")
+    assert [text.split()[-2:] for text in told] == [[f"{s:.2f}", "s"] for s in (0.1, 0.2, 0.9, 2.5, 10.0)]
