@@ -75,7 +75,11 @@ def _parts_rows(job: Job, task: Task) -> Iterator[tuple[str, str]]:
     if plan := stage_plan(job, task):
         stages = (names[0] if len(names) == 1 else f"{names[0]} to {names[-1]}" for names in plan)
         yield "stages", f"{', '.join(stages)}; in turn on {ways['pipeline']} workers"
-    need = footprint(job, task)
+    try:
+        need = footprint(job, task)
+    except Exception as error:  # of the task's own code, which need not bear tensors without values
+        yield "memory", f"cannot be told before the model computes ({type(error).__name__}: {' '.join(str(error).split())})"
+        return
     sizes = f"parameters {_bytes(need.parameters)}, gradients as much, optimizer {_bytes(need.optimizer)}"
     yield "memory", f"up to {_bytes(need.total)} a worker: {sizes}, activations {_bytes(need.activations)}"
     given = job.scaling.resources_per_worker.get("memory", 0.0)

@@ -36,19 +36,33 @@ class Footprint:
 
 def cutting_problems(job: Job, task: Task) -> list[str]:
     """Why the job's model cannot be cut as its strategy says, as sentences that name the key."""
-    model, options = meta_model(job, task)
-    return list(cut_problems(model, task.torch_cut(job.model.name, options), cast(ModelParallel, job.strategy)))
+    ways, (model, options) = cast(ModelParallel, job.strategy), meta_model(job, task)
+    problems = list(cut_problems(model, task.torch_cut(job.model.name, options), ways))
+    if not problems and ways.balance == "flops":
+        try:
+            stage_plan(job, task)
+        except Exception as error:  # of the task's own code
+            what = " ".join(f"{type(error).__name__}: {error}".split())
+            problems.append(
+                f"strategy.balance: found flops, but they cannot be counted without values ({what}); expected parameters"
+            )
+    return problems
 
 
 def footprint(job: Job, task: Task) -> Footprint:
-    """The memory that a job's cut takes, of a model that can be cut like that."""
+    """The memory that a job's cut takes, of a model that can be cut like that.
+
+    Raises:
+        Exception: whatever the task's own code raises if it does not bear tensors without values.
+    """
     ways, (model, options) = cast(ModelParallel, job.strategy), meta_model(job, task)
     cut = task.torch_cut(job.model.name, options)
     parallel = divided(model, cut) if ways.tensor > 1 else set()
     shard_rows = -(-job.train.global_batch_size // job.num_shards)
     hidden = meta_inputs(task, -(-shard_rows // (ways.fsdp * ways.microbatches)))
     parameters, activations = [0] * ways.pipeline, [0] * ways.pipeline
-    for stage, names in enumerate(stage_plan(job, task) or [list(links(model, cut.chain)) or [""]]):
+    whole = list(links(model, cut.chain)) if ways.activation_checkpointing else []
+    for stage, names in enumerate(stage_plan(job, task) or [whole or [""]]):
         worker = stage % ways.pipeline
         for name in names:
             for inner, parameter in model.get_submodule(name).named_parameters(prefix=name):

@@ -108,6 +108,25 @@ def test_stages_can_be_equal_in_what_they_compute() -> None:
     assert stage_plan(by_flops, WORDS) == [["embedding", "layers.0", "layers.1"], ["layers.2"]]
 
 
+class Odd(Words):
+    """Its model looks at the values of what it is given."""
+
+    def torch_inputs(self, x: torch.Tensor) -> torch.Tensor:
+        return x % max(1, int(x.max()))
+
+
+def test_models_that_cannot_be_counted_are_refused_where_they_must_be(tmp_path: Path) -> None:
+    ways: dict[str, Any] = {"pipeline": 2, "microbatches": 2}
+    name, model = "tests.unit.learners.test_cutting:ODD", {"name": "words"}
+    problem = cutting_problems(make_job(name, model, **ways, balance="flops"), Odd())
+    assert len(problem) == 1
+    assert problem[0].startswith("strategy.balance: found flops, but none can be counted without values (")
+    job = make_job(name, model, **ways)
+    assert cutting_problems(job, Odd()) == []
+    text = "\n".join(plan_lines(job.model_copy(update={"storage": str(tmp_path)}), Odd()))
+    assert re.search("memory +cannot be told before the model computes", text)
+
+
 def test_the_operations_of_a_row_are_those_of_its_matrix_products() -> None:
     """Forward and twice that backward, of two operations for each parameter and token, and of attention."""
     job = make_job("tiny_gpt", {"name": "gpt", "layers": 4, "width": 32, "heads": 4}, fsdp=2)
