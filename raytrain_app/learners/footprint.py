@@ -44,7 +44,7 @@ def cutting_problems(job: Job, task: Task) -> list[str]:
         except Exception as error:  # of the task's own code
             what = " ".join(f"{type(error).__name__}: {error}".split())
             problems.append(
-                f"strategy.balance: found flops, but they cannot be counted without values ({what}); expected parameters"
+                f"strategy.balance: found flops, but none can be counted without values ({what}); expected parameters"
             )
     return problems
 
