@@ -83,12 +83,14 @@ class Injector:
         self._threads: list[threading.Thread] = []
         self._over = threading.Event()
         self._killed: set[int] = set()
+        self._step = 0
         self.committed: list[dict[str, Any]] = []
 
     def watch(self, update: Update) -> None:
         """Commits all faults that are due, each in a thread of its own."""
         if update.kind != "step":
             return
+        self._step = update.record["step"]
         while self._due and update.record["step"] >= self._due[0].step:
             fault = self._due.pop(0)
             thread = threading.Thread(target=self._commit, args=(fault,), daemon=True, name=f"fault-{fault.kind}")
@@ -111,9 +113,12 @@ class Injector:
             return
         deadline_s = time.monotonic() + VICTIM_S
         while not self._strike(fault.kind, entry):
-            if time.monotonic() > deadline_s or self._over.wait(LOOK_S):
-                entry["skipped"] = "nobody was there"
-                return
+            # Whoever comes next takes a step first: workers that die again and again before they do are the task's fault.
+            seen = self._step
+            while self._step == seen:
+                if time.monotonic() > deadline_s or self._over.wait(LOOK_S):
+                    entry["skipped"] = "nobody was there"
+                    return
 
     def _strike(self, kind: str, entry: dict[str, Any]) -> bool:
         """Whether there was a victim; the status that tells of them is up to a second old."""
