@@ -201,7 +201,8 @@ def build_part(job: Job, task: Task, device: torch.device) -> Part:
 
 def _kind(job: Job, device: torch.device) -> dict[str, str]:
     """What this worker computes on: whatever may change bits."""
-    kind = {"torch": torch.__version__, "cpu": cpu_model(), "capability": torch.backends.cpu.get_cpu_capability()}
+    # torch's version is a class of its own, for which the membership would have to load torch.
+    kind = {"torch": str(torch.__version__), "cpu": cpu_model(), "capability": torch.backends.cpu.get_cpu_capability()}
     if job.framework == "tensorflow":
         from raytrain_app.learners import tensorflow_process
 

@@ -11,7 +11,7 @@ import torch
 
 from raytrain_app.errors import ClusterError
 from raytrain_app.job import Job, job_from_dict
-from raytrain_app.strategies.worker import choose_device
+from raytrain_app.strategies.worker import _kind, choose_device
 
 
 def make_job(framework: str = "torch", **scaling: Any) -> Job:
@@ -46,3 +46,8 @@ def test_a_worker_does_without_torchs_compiler() -> None:
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
     assert done.stdout == "[]\n", done.stderr
+
+
+def test_what_a_worker_tells_of_itself_is_plain() -> None:
+    """The membership need not load a framework to hear it."""
+    assert {type(value) for value in _kind(make_job(), torch.device("cpu")).values()} == {str}
