@@ -1,4 +1,4 @@
-"""Reads parts with Ray Data into blocks of checked rows in the object store."""
+"""Reads parts, with Ray Data unless they are small, into blocks of checked rows in the object store."""
 
 from __future__ import annotations
 
@@ -21,6 +21,8 @@ from raytrain_app.data.parts import Part, Want
 from raytrain_app.data.rows import Prepare
 
 _METADATA = b"raytrain"
+_SMALL_BYTES, _FEW_FILES = 64 << 20, 64
+"""Local files up to here are read before the processes that Ray Data needs have started."""
 
 
 @dataclass(frozen=True)
@@ -34,7 +36,7 @@ class ReadBlock:
 
 
 def read_parts(parts: Sequence[Part], want: Want, prepare: Prepare | None) -> list[ReadBlock]:
-    """Reads all parts with Ray Data; the blocks come in the order of the parts and of the rows in them.
+    """Reads all parts; the blocks come in the order of the parts and of the rows in them.
 
     Local files are read on this machine, since other nodes may not have them; files in buckets are read by any node, and
     again if that node and its blocks are lost. Reading takes no CPUs from Ray: workers may hold all of them by then.
@@ -42,6 +44,18 @@ def read_parts(parts: Sequence[Part], want: Want, prepare: Prepare | None) -> li
     Raises:
         ray.exceptions.RayError: Ray failed; what is wrong with the data is in the findings instead.
     """
+    files = {file.name: file for part in parts for file in part.files}.values()
+    small = len(files) <= _FEW_FILES and sum(file.size for file in files) <= _SMALL_BYTES
+    if small and prepare is None and not any(file.uri for file in files):
+        return [
+            ReadBlock(ray.put(to_table(rows, number)), part.split, rows.findings, rows.y.copy())
+            for number, part in enumerate(parts)
+            for rows in good_rows(part, want)
+        ]
+    return _read_with_ray_data(parts, want, prepare)
+
+
+def _read_with_ray_data(parts: Sequence[Part], want: Want, prepare: Prepare | None) -> list[ReadBlock]:
     context = DataContext.get_current().copy()
     context.enable_progress_bars = False
     context.execution_options.preserve_order = True

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import ray
 
-from raytrain_app.data import Dataset, Reader, Split, check, epoch_order, load
+from raytrain_app.data import Dataset, Reader, Split, check, epoch_order, load, reading
 from raytrain_app.data.reader import arrays
 from raytrain_app.errors import DataError
 from raytrain_app.job import Job, job_from_dict
@@ -20,6 +20,12 @@ from raytrain_app.task import Columns, Rows, Task
 from tests.unit.data.making import DIGITS, Digits, idx_bytes, images, labels, write, write_idx
 
 pytestmark = pytest.mark.usefixtures("ray_local")
+
+
+@pytest.fixture(autouse=True)
+def _everything_goes_through_ray_data(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also what is small; `test_small_sources_are_read_alike_without_it` compares both ways."""
+    monkeypatch.setattr(reading, "_SMALL_BYTES", 0)
 
 
 class Mnist(Task):
@@ -111,6 +117,22 @@ def test_many_blocks_in_the_right_order(tmp_path: Path) -> None:
     np.testing.assert_array_equal(all_rows(dataset)[0], images(rows))
     order = epoch_order(dataset.train, 0, 0, "windowed")
     assert np.array_equal(np.sort(order), dataset.train.ids)
+
+
+def test_small_sources_are_read_alike_without_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    y = labels(50_000)
+    y[[13, 49_000]] = 10, 255
+    write_idx(tmp_path, rows=len(y))
+    write(tmp_path / "train-labels-idx1-ubyte", idx_bytes(y))
+    job = make_job(tmp_path, order="windowed", window_mib=1, on_bad_row="drop")
+    with_it = load(job, DIGITS)
+    monkeypatch.undo()
+    without = load(job, DIGITS)
+    assert (without.fingerprint, without.notes, without.dropped) == (with_it.fingerprint, with_it.notes, 2)
+    assert without.train.blocks.starts == with_it.train.blocks.starts
+    assert len(without.train.blocks.starts) > 5
+    for one, other in zip(all_rows(without), all_rows(with_it), strict=True):
+        np.testing.assert_array_equal(one, other)
 
 
 def test_rows_a_task_makes_itself() -> None:
