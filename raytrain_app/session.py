@@ -2,16 +2,34 @@
 
 from __future__ import annotations
 
+import importlib
 import os
 import sys
+import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 
 import ray
 
 from raytrain_app.errors import ClusterError
 
 NAMESPACE = "raytrain"
+
+
+@contextmanager
+def importing(module: str) -> Iterator[None]:
+    """Imports a module beside the block, which ends when both are done; an error comes again where it is imported next."""
+
+    def load() -> None:
+        with suppress(Exception):
+            importlib.import_module(module)
+
+    thread = threading.Thread(target=load, name="import")
+    thread.start()
+    try:
+        yield
+    finally:
+        thread.join()
 
 
 @contextmanager

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from contextlib import ExitStack
 from typing import Annotated
 
 import typer
@@ -49,11 +50,17 @@ def run(
 
     from raytrain_app.cli.quiet import quiet_terminal
     from raytrain_app.report.terminal import next_lines, result_lines, shown
+    from raytrain_app.report.updates import Update
 
     with quiet_terminal(job.storage, job.name, debug=debug) as terminal:
         # With --debug others print too, which a live bar does not bear.
         console = Console(file=terminal, force_terminal=False if debug else None)
-        with shown(quiet=quiet, epochs=job.train.epochs, console=console) as show:
+        with shown(quiet=quiet, epochs=job.train.epochs, console=console) as show, ExitStack() as stack:
+            from raytrain_app.session import importing, ray_session
+
+            show(Update("phase", "starting Ray"))
+            with importing("raytrain_app.runner"):  # which loads torch, and takes about as long as Ray does to start
+                stack.enter_context(ray_session(address))
             from raytrain_app import runner
             from raytrain_app.storage.rundir import RunDirectory
 
