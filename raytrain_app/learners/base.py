@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Protocol
 
 import numpy as np
@@ -73,9 +73,6 @@ class Part(Protocol):
         ...
 
 
-Scored = Callable[[torch.Tensor], None]
-
-
 class Learner(Part, Protocol):
     """A learner that has the whole model in its process."""
 
@@ -98,16 +95,22 @@ class Learner(Part, Protocol):
 class FastLearner(Learner, Protocol):
     """A learner that also has its framework's own data-parallel step (`train.reduction: fast`)."""
 
-    def connect(self, world_size: int) -> None:
-        """Prepares for a new process group; every member calls it, also before the group's last use is forgotten."""
+    def connect(self, world_size: int, num_flags: int) -> None:
+        """Prepares for a new process group; every member calls it, also before the group's last use is forgotten.
+
+        `num_flags` is the length of the flags that each step comes with.
+        """
         ...
 
-    def fast_shard(self, x: np.ndarray, y: np.ndarray, seed: int, num_rows: int, scored: Scored) -> None:
+    def fast_shard(self, x: np.ndarray, y: np.ndarray, seed: int, num_rows: int, flags: Sequence[float]) -> list[float]:
         """Forward and backward with the framework's own reduction.
 
         Args:
             num_rows: rows of the whole global batch, by which the summed gradient is divided.
-            scored: called with this worker's scores, as `evaluate` gives them, as soon as they are known.
+            flags: further numbers of this worker.
+
+        Returns:
+            Sums over all workers, right to rounding: of the scores, as `evaluate` gives them, and then of `flags`.
 
         Raises:
             PeerLost: the reduction failed, and the step works without it.

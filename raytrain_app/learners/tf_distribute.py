@@ -7,7 +7,7 @@ weights are matched by order and shape.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -16,12 +16,11 @@ import tensorflow as tf
 import torch
 import torch.distributed as dist
 
-from raytrain_app.elastic.group import PeerLost, collective
+from raytrain_app.elastic.group import PeerLost, collective, sums_of_all
 from raytrain_app.elastic.reduce import Shard
 from raytrain_app.errors import JobError, TrainingError
 from raytrain_app.job import Job
 from raytrain_app.learners import keras_parts as parts
-from raytrain_app.learners.base import Scored
 from raytrain_app.learners.keras import KerasLearner, seed_pair, size_of
 from raytrain_app.learners.keras_callbacks import PREFIX, KerasCallbacks
 from raytrain_app.learners.tensorflow_process import describe, import_tf_keras, local_devices
@@ -60,7 +59,7 @@ class DistributedLearner(KerasLearner):
 
     # ---- training ----
 
-    def connect(self, world_size: int) -> None:
+    def connect(self, world_size: int, num_flags: int) -> None:
         if self._connected:
             raise TrainingError(f"a step of tf.distribute failed though no worker was lost: {self._error}")
         self._connected = True
@@ -73,7 +72,7 @@ class DistributedLearner(KerasLearner):
         if any(version != versions[0] for version in versions):
             raise TrainingError(f"tf.distribute needs the same versions on all workers; found {versions}")
 
-    def fast_shard(self, x: np.ndarray, y: np.ndarray, seed: int, num_rows: int, scored: Scored) -> None:
+    def fast_shard(self, x: np.ndarray, y: np.ndarray, seed: int, num_rows: int, flags: Sequence[float]) -> list[float]:
         # Each replica gets a row at least; one that is there for that alone weighs nothing.
         pieces = np.array_split(np.arange(max(len(y), self._num_replicas)), self._num_replicas)
 
@@ -85,7 +84,8 @@ class DistributedLearner(KerasLearner):
         batch = self._strategy.experimental_distribute_values_from_function(part)
         with self._peers_watched():
             self._gradients, scores = self._run_step(batch, seed_pair(seed, -1), 1.0 / num_rows)
-            scored(torch.from_numpy(scores.numpy()))
+            own = torch.from_numpy(scores.numpy())
+        return sums_of_all(torch.cat([own, own.new_tensor(flags)]), self._num_workers)
 
     def fast_apply(self, lr: float) -> None:
         with self._peers_watched():

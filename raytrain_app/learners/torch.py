@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import cast
 
@@ -16,11 +16,12 @@ from raytrain_app.elastic.group import PeerLost, collective
 from raytrain_app.elastic.plan import shard_seed
 from raytrain_app.elastic.reduce import NUM_SCORES, Layout, Shard
 from raytrain_app.job import Job
-from raytrain_app.learners.base import Scored
 from raytrain_app.learners.callbacks import Callbacks
 from raytrain_app.learners.torch_parts import check_slots, flat_dtype, make_optimizer, on_host, places, seed_generators
 from raytrain_app.state import Arrays, TrainState, check_names
 from raytrain_app.task import Task
+
+Forward = Callable[[torch.Tensor], torch.Tensor]
 
 
 class TorchLearner:
@@ -69,7 +70,8 @@ class TorchLearner:
             return Shard(self._flat, self._zero_counters, torch.zeros(NUM_SCORES, dtype=torch.float64, device=self.device))
         self._reset_buffers()
         seed_generators(seed, self.device)
-        scores = self._backward(self.model, x, y, 1.0)
+        loss, scores = self._forward(self.model, x, y)
+        loss.backward()
         if self._buffers:
             self._flat[self.layout.num_parameters :] = self._read(self._buffers)
         counters = self._read(self._counters)
@@ -83,25 +85,48 @@ class TorchLearner:
             self._reset_buffers()
         self._update(lr)
 
-    def connect(self, world_size: int) -> None:
-        self._ddp, self._world_size = self.model, world_size
+    def connect(self, world_size: int, num_flags: int) -> None:
+        self._world_size, self._ddp = world_size, None
         if world_size > 1:
             unused = self._has_unused()
+            self._telling = _Telling(self.model, NUM_SCORES + num_flags, self._flat)
             with collective():
-                self._ddp = DistributedDataParallel(self.model, find_unused_parameters=unused)
+                self._ddp = DistributedDataParallel(self._telling, find_unused_parameters=unused)
 
-    def fast_shard(self, x: np.ndarray, y: np.ndarray, seed: int, num_rows: int, scored: Scored) -> None:
-        assert self._ddp is not None, "connect comes first"
+    def fast_shard(self, x: np.ndarray, y: np.ndarray, seed: int, num_rows: int, flags: Sequence[float]) -> list[float]:
         self._flat.zero_()
         seed_generators(seed, self.device)
+        if self._world_size == 1:
+            loss, scores = self._forward(self.model, x, y)
+            loss.backward(loss.new_tensor(1 / num_rows))
+            return [*scores.tolist(), *flags]
         try:
-            # DistributedDataParallel averages over the workers; the factor makes that the mean over the global batch's rows.
-            self._backward(self._ddp, x, y, self._world_size / num_rows, scored)
+            return self._distributed_shard(x, y, num_rows, flags)
         except RuntimeError as error:
             # The task's code and the collectives raise the same error: a step that fails without the group is the task's.
             self._ddp = None
             self.shard(x, y, seed)
             raise PeerLost(str(error)) from error
+
+    def _distributed_shard(self, x: np.ndarray, y: np.ndarray, num_rows: int, flags: Sequence[float]) -> list[float]:
+        ddp, telling = self._ddp, self._telling
+        assert ddp is not None, "connect comes first"
+        told: list[torch.Tensor] = []
+
+        def model(inputs: torch.Tensor) -> torch.Tensor:
+            outputs, place = cast(tuple[torch.Tensor, torch.Tensor], ddp(inputs))
+            told.append(place)
+            return outputs
+
+        loss, scores = self._forward(model, x, y)
+        # DistributedDataParallel averages over the workers; the factors make that the mean over the global batch's rows, and
+        # sums of what is told.
+        numbers = torch.cat([scores, scores.new_tensor(flags)]).to(telling.told.dtype) * self._world_size
+        telling.told.grad = None
+        torch.autograd.backward((loss, told[0]), (loss.new_tensor(self._world_size / num_rows), numbers))
+        assert telling.told.grad is not None
+        sums: list[float] = telling.told.grad.tolist()
+        return sums
 
     def fast_apply(self, lr: float) -> None:
         self._start = self._read(self._buffers), self._read(self._counters)
@@ -115,10 +140,8 @@ class TorchLearner:
                 dist.broadcast(values, 0)
             self._write(self._buffers, values)
 
-    def _backward(
-        self, model: nn.Module, x: np.ndarray, y: np.ndarray, factor: float, scored: Scored = lambda _: None
-    ) -> torch.Tensor:
-        """Adds the gradient of factor * (sum of the losses) to the flat vector; gives the scores, to `scored` first."""
+    def _forward(self, model: Forward, x: np.ndarray, y: np.ndarray) -> tuple[torch.Tensor, torch.Tensor]:
+        """The sum of the losses, to go backward from, and the scores."""
         self._set_mode(training=True)
         inputs, labels = self._batch(x, y)
         with self._autocast:
@@ -126,9 +149,7 @@ class TorchLearner:
             loss = self._task.torch_loss(outputs, labels)
         with torch.no_grad():
             scores = torch.stack([loss.double(), self._task.torch_correct(outputs, labels).double()])
-        scored(scores)
-        (loss * factor if factor != 1.0 else loss).backward()
-        return scores
+        return loss, scores
 
     def _update(self, lr: float) -> None:
         if self._clip_norm is not None:
@@ -259,12 +280,28 @@ class TorchLearner:
         with torch.random.fork_rng(devices=[self.device] if self.device.type == "cuda" else []):
             for parameter in self._named.values():
                 parameter.grad = None
-            self._backward(self.model, np.zeros((2, *shape), dtype), np.zeros(2, np.int64), 1.0)
+            self._forward(self.model, np.zeros((2, *shape), dtype), np.zeros(2, np.int64))[0].backward()
         unused = any(parameter.grad is None for parameter in self._named.values())
         for name, parameter in self._named.items():
             parameter.grad = self._flat[self._places[name]].view_as(parameter)
         self.load(before)
         return unused
+
+
+class _Telling(nn.Module):
+    """A model with one parameter more, whose gradient carries numbers in the message that the other gradients go in.
+
+    A message of their own, however short, costs two workers on two cores about as much as that of the gradients.
+    """
+
+    def __init__(self, model: nn.Module, count: int, like: torch.Tensor) -> None:
+        super().__init__()
+        self.model = model
+        self.told = nn.Parameter(like.new_zeros(count))
+
+    def forward(self, inputs: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        # The parameter is given as a result, since DistributedDataParallel looks there for those that are used.
+        return self.model(inputs), self.told.clone()
 
 
 @dataclass(frozen=True)

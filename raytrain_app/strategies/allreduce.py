@@ -14,10 +14,9 @@ from typing import cast
 
 import numpy as np
 import torch
-import torch.distributed as dist
 
 from raytrain_app.data import Split
-from raytrain_app.elastic.group import Group, PeerLost, collective
+from raytrain_app.elastic.group import Group, PeerLost
 from raytrain_app.elastic.plan import filled_shards, learning_rate, owned_shards, shard_rows, shard_seed, training_rows
 from raytrain_app.elastic.progress import Metrics, Progress
 from raytrain_app.elastic.reduce import Layout, Reducer, Shard, Total
@@ -33,7 +32,7 @@ from raytrain_app.strategies.batches import Batch, Batches
 from raytrain_app.strategies.hooks import Hooks
 from raytrain_app.strategies.worker import Worker
 
-JOIN, LEAVE, CHECKPOINT, STOP = range(4)
+JOIN, LEAVE, CHECKPOINT, STOP = range(NUM_FLAGS := 4)
 """Places of the control flags in the reduced buffer."""
 EVALUATION_ROWS = 250
 """Rows of one forward pass in evaluation. A constant, since kernels may round differently for other sizes."""
@@ -103,7 +102,7 @@ class AllReduce:
         self._reducer = self._make_reducer(group, self.learner.layout)
         self._scorer = self._make_reducer(group, Layout(num_scores=self.learner.layout.num_scores))
         if self.job.train.reduction == "fast":
-            self._fast_learner.connect(group.world_size)
+            self._fast_learner.connect(group.world_size, NUM_FLAGS)
         self._hooks.start(group)
         self.link.stopwatch.switch("useful")
         while not self.progress.finished(self.job):
@@ -129,7 +128,7 @@ class AllReduce:
 
     def _make_reducer(self, group: Group, layout: Layout) -> Reducer:
         shards, device = self.job.num_shards, self.learner.device
-        return Reducer(group.replica, group.num_replicas, shards, layout, 4, device, group.counterparts)
+        return Reducer(group.replica, group.num_replicas, shards, layout, NUM_FLAGS, device, group.counterparts)
 
     def _make_keeper(self) -> VaultKeeper | None:
         return VaultKeeper(self._worker.vault) if self._worker.vault is not None else None
@@ -229,26 +228,10 @@ class AllReduce:
         return self._reducer.reduce(shard, num_rows, filled_shards(num_rows, num_shards), flags, told)
 
     def _reduce_fast(self, batch: Batch, flags: list[int], told: list[int] | None) -> Total:
-        """The framework's own step: gradients are reduced while they are computed, and so is a small vector with the rest."""
+        """The framework's own step: gradients are reduced while they are computed."""
         seed = shard_seed([self.job.train.seed, self.progress.epoch, self.progress.step, self._shards[0]])
-        world_size = self._group.world_size
-        vectors, work = torch.empty(0), None
-
-        def send(scores: torch.Tensor) -> None:
-            nonlocal vectors, work
-            own = torch.cat([scores, torch.tensor(flags, dtype=torch.float64, device=scores.device)]).expand(world_size, -1)
-            vectors = own.contiguous()
-            if world_size > 1:
-                sent, vectors = vectors, torch.empty_like(vectors)
-                with collective():  # for a few numbers gloo's all-reduce takes several times as long
-                    work = dist.all_to_all_single(vectors, sent, async_op=True)
-
-        self._fast_learner.fast_shard(batch.x, batch.y, seed, len(batch.rows), send)
-        with collective():
-            if work is not None:
-                work.wait()
-            rows = self._group.gather_ints(told, len(batch.rows)) if told is not None else []
-        sums = vectors.sum(0).tolist()
+        sums = self._fast_learner.fast_shard(batch.x, batch.y, seed, len(batch.rows), flags)
+        rows = self._group.gather_ints(told, len(batch.rows)) if told is not None else []
         loss, correct, *extra = sums[: -len(flags)]
         nothing = torch.empty(0)
         return Total(nothing, nothing.long(), loss, correct, [int(total > 0) for total in sums[-len(flags) :]], rows, extra)

@@ -1,0 +1,79 @@
+"""The fast step of PyTorch on several workers: one message has gradients, scores and flags of all of them."""
+
+from __future__ import annotations
+
+import multiprocessing
+import pickle
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from raytrain_app.state import Arrays
+from tests.unit.learners.test_torch import dense, make_learner, rows
+
+WORKERS, ROWS = 3, 10
+FLAGS = [[0, 1, 0], [0, 1, 0], [0, 0, 1]]
+"""Of each worker."""
+SPANS = [slice(0, 4), slice(4, 7), slice(7, 10)]
+"""Rows of each worker."""
+
+
+class WithUnused(nn.Sequential):
+    """A model with a parameter that gets no gradient."""
+
+    def __init__(self) -> None:
+        super().__init__(*dense())
+        self.unused = nn.Parameter(torch.ones(2))
+
+
+MODELS = {"all": dense, "unused": WithUnused}
+
+
+def worker(rank: int, folder: Path) -> None:
+    """Takes two steps with each model, and leaves what it was told and its weights."""
+    dist.init_process_group("gloo", init_method=f"file://{folder}/rendezvous", rank=rank, world_size=WORKERS)
+    for name, model in MODELS.items():
+        learner = make_learner(model, optimizer={"name": "sgd"})
+        learner.connect(WORKERS, len(FLAGS[rank]))
+        for step in range(2):
+            x, y = rows(ROWS, seed=step)
+            sums = learner.fast_shard(x[SPANS[rank]], y[SPANS[rank]], step, ROWS, FLAGS[rank])
+            learner.fast_apply(0.1)
+        (folder / f"{name}-{rank}").write_bytes(pickle.dumps((sums, learner.weights())))
+    dist.destroy_process_group()
+
+
+@pytest.fixture(scope="module")
+def results(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder with what all workers left."""
+    folder = tmp_path_factory.mktemp("fast")
+    spawn = multiprocessing.get_context("spawn")
+    processes = [spawn.Process(target=worker, args=(rank, folder), daemon=True) for rank in range(WORKERS)]
+    for process in processes:
+        process.start()
+    for process in processes:
+        process.join(120.0)
+        process.kill()
+    assert [process.exitcode for process in processes] == [0] * WORKERS
+    return folder
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_all_workers_together_are_one(name: str, results: Path) -> None:
+    """The same scores and weights as one worker with all the rows, and every flag that anybody has."""
+    alone = make_learner(MODELS[name], optimizer={"name": "sgd"})
+    alone.connect(1, 0)
+    for step in range(2):
+        scores = alone.fast_shard(*rows(ROWS, seed=step), step, ROWS, [])
+        alone.fast_apply(0.1)
+    found: list[tuple[list[float], Arrays]] = [pickle.loads((results / f"{name}-{rank}").read_bytes()) for rank in range(WORKERS)]
+    for sums, mine in found:
+        assert sums[:2] == pytest.approx(scores, rel=1e-5)
+        assert [bool(flag) for flag in sums[2:]] == [False, True, True]
+        for key, weights in alone.weights().items():
+            np.testing.assert_allclose(mine[key], weights, rtol=1e-4, atol=1e-6)
+            assert np.array_equal(mine[key], found[0][1][key])
