@@ -5,12 +5,20 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Mapping
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
+import ray
 from ray.exceptions import RayActorError
 from ray.train.backend import Backend, BackendConfig
 from ray.train.v2._internal.execution.controller import TrainController
-from ray.train.v2._internal.execution.worker_group import WorkerGroup, WorkerGroupContext, WorkerGroupPollStatus
+from ray.train.v2._internal.execution.worker_group import (
+    WorkerGroup,
+    WorkerGroupContext,
+    WorkerGroupPollStatus,
+    state,
+    worker_group,
+)
 from ray.train.v2._internal.execution.worker_group.placement_group_handle import DefaultPlacementGroupHandle
 from ray.train.v2.api.config import ScalingConfig
 from ray.util import placement_group
@@ -48,8 +56,33 @@ class GroupTensorflowConfig(BackendConfig):
         return GroupBackend
 
 
+class NoMeetings:
+    """Instead of the actor where the workers of a pool meet to report, a process: ours report to the membership.
+
+    It has what Ray Train's controller calls of it; workers call it in `ray.train.report` and `ray.train.collective` alone.
+    """
+
+    @classmethod
+    def options(cls, **_: Any) -> type[NoMeetings]:
+        return cls
+
+    @classmethod
+    def remote(cls, **_: Any) -> NoMeetings:
+        return cls()
+
+    @property
+    def reset(self) -> Any:
+        return SimpleNamespace(remote=lambda: ray.put(None))
+
+
 class NamedWorkerGroup(WorkerGroup):
     """Workers whose placement group has the name of the folder of their Ray Train run in front, by which `Pool` finds it."""
+
+    def __init__(self, *arguments: Any, **keywords: Any) -> None:
+        # Ray Train has no option for it; this process is the controller's alone.
+        vars(worker_group)["SynchronizationActor"] = NoMeetings
+        vars(state)["_shutdown_sync_actor"] = lambda nobody: None
+        super().__init__(*arguments, **keywords)
 
     def _create_placement_group(
         self, scaling_config: ScalingConfig, worker_group_context: WorkerGroupContext
