@@ -8,7 +8,7 @@ import tempfile
 import threading
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import ray
 from ray.train import Result
@@ -25,7 +25,7 @@ from ray.util import get_placement_group, placement_group_table, remove_placemen
 
 from raytrain_app.actors import Actor, start_here, wait_for
 from raytrain_app.job import Job
-from raytrain_app.pool_controller import GroupTensorflowConfig, InPlaceBackend, InPlaceConfig, InPlaceController
+from raytrain_app.pool_controller import GroupTensorflowConfig, InPlaceBackend, InPlaceConfig, InPlaceController, PoolSize
 
 
 class InPlaceTorchConfig(TorchConfig):
@@ -55,6 +55,7 @@ class Abortable(DataParallelTrainer):
         # The actor that hands out data sets has none to hand out.
         without = (PlacementGroupCleanerCallback, DatasetsCallback)
         arguments["callbacks"] = [c for c in arguments["callbacks"] if not isinstance(c, without)]
+        arguments["scaling_policy"] = PoolSize(cast(ScalingConfig, self.scaling_config))
         if self.controller is None:
             self.controller = start_controller()
         if self.aborted:  # while it was starting

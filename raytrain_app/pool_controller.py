@@ -12,6 +12,7 @@ import ray
 from ray.exceptions import RayActorError
 from ray.train.backend import Backend, BackendConfig
 from ray.train.v2._internal.execution.controller import TrainController
+from ray.train.v2._internal.execution.scaling_policy import FixedScalingPolicy
 from ray.train.v2._internal.execution.worker_group import (
     WorkerGroup,
     WorkerGroupContext,
@@ -54,6 +55,20 @@ class GroupTensorflowConfig(BackendConfig):
     @property
     def backend_cls(self) -> type[Backend]:
         return GroupBackend
+
+
+class PoolSize(FixedScalingPolicy):
+    """As many workers as the pool was made for.
+
+    Ray Train's own policy tells a further actor of them, which asks the autoscaler for room; workers wait until it has started.
+    Their placement group asks for the same.
+    """
+
+    def after_controller_start(self, train_run_context: Any) -> None:
+        pass
+
+    def _maybe_send_resource_request(self) -> None:
+        pass
 
 
 class NoMeetings:

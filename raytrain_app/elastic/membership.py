@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import importlib
 import time
 import uuid
 from collections.abc import Sequence
@@ -155,6 +156,8 @@ class Membership:
 
     async def dataset(self) -> list[Any]:
         """What `open` brings, as soon as it does; empty if the run is over before."""
+        # Workers come with handles that Ray Train's classes are needed to read: they are loaded while the workers start.
+        asyncio.get_running_loop().run_in_executor(None, importlib.import_module, "ray.train")
         async with self._changed:
             await self._changed.wait_for(lambda: bool(self._dataset) or self._over)
         return self._dataset
