@@ -13,9 +13,9 @@ from ray.exceptions import RayError
 from raytrain_app.actors import Actor, wait_for
 from raytrain_app.state import TrainState
 
-SHARE = 0.02
+SHARE = 0.01
 """Part of the training time that snapshots may cost."""
-SHORTEST_S = 0.5
+SHORTEST_S = 1.0
 
 
 class Vault:
