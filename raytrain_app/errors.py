@@ -15,9 +15,15 @@ EXIT_INTERRUPTED = 130
 
 
 class RaytrainError(Exception):
-    """Base of all errors raised on purpose by raytrain; `exit_code` is what the command ends with."""
+    """Base of all errors raised on purpose by raytrain.
+
+    Attributes:
+        exit_code: what the command ends with.
+        traceback: text of the task's own traceback where its code raised, else empty.
+    """
 
     exit_code = EXIT_FAILED
+    traceback = ""
 
 
 class JobError(RaytrainError):
@@ -51,7 +57,7 @@ class LostJobError(RaytrainError):
 
 
 class TrainingError(RaytrainError):
-    """Training failed. `traceback` is the text of the task's own traceback where its code raised, else empty."""
+    """Training failed."""
 
     exit_code = EXIT_FAILED
 

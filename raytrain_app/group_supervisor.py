@@ -8,6 +8,7 @@ from typing import Literal
 
 from raytrain_app.actors import Actor, wait_for
 from raytrain_app.cluster.nodes import Node, room
+from raytrain_app.cluster.sharing import holdings
 from raytrain_app.cluster.wanted import WantedRoom
 from raytrain_app.elastic.mail import Mail
 from raytrain_app.errors import ClusterError
@@ -56,7 +57,8 @@ class GroupSupervisor:
         """
         if self._pool is not None and self._pool.ended():
             self._bury(self._pool)
-        self._wanted.ask(max(0, most - self._places(nodes)), [node.node_id for node in nodes])
+        nodes = holdings().left(nodes)
+        self._wanted.ask(max(0, most - self._places(nodes)), [*mail.lost_nodes, *(node.node_id for node in nodes)])
         if self._pool is None:
             return self._start(nodes, most)
         present = sum(worker.pool == self._pool.number for worker in mail.workers)

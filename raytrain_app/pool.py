@@ -24,6 +24,7 @@ from ray.train.v2.torch.torch_trainer import TorchTrainer
 from ray.util import get_placement_group, placement_group_table, remove_placement_group
 
 from raytrain_app.actors import Actor, start_here, wait_for
+from raytrain_app.cluster.sharing import Holdings, prefix
 from raytrain_app.job import Job
 from raytrain_app.pool_controller import GroupTensorflowConfig, InPlaceBackend, InPlaceConfig, InPlaceController, PoolSize
 
@@ -110,7 +111,7 @@ class Pool:
     ) -> None:
         self.number, self.size, self.node_id = number, size, node_id
         self.error: BaseException | None = None
-        self._folder = tempfile.mkdtemp(prefix="raytrain-")  # Ray Train wants one; nothing that lasts goes there
+        self._folder = tempfile.mkdtemp(prefix=prefix())  # Ray Train wants one; nothing that lasts goes there
         self._trainer = _trainer(
             job,
             # As the loop's configuration the argument would be unpacked by the controller too, which would load PyTorch for it.
@@ -136,6 +137,10 @@ class Pool:
         """Whether all its workers have returned or the pool failed, which `error` tells; waits up to `timeout_s`."""
         self._thread.join(timeout_s)
         return not self._thread.is_alive()
+
+    def has_place(self, holdings: Holdings) -> bool:
+        """Whether there is room for its workers: they run, or will in a moment."""
+        return any(name.startswith(Path(self._folder).name) for name in holdings.mine)
 
     def abort(self) -> None:
         """Ends the pool and what is left of its workers at once."""

@@ -70,7 +70,7 @@ class Recorder:
                 elif record["kind"] == "worker_lost" and record["cause"] == "died":
                     crashes.append(record)
                 self._write_event(record)
-                self._receipts.event(record, mail.seconds)
+                self._receipts.event(record)
             elif clock > self.recorded:
                 self.recorded = clock
                 ids = record.pop("ids", None)
@@ -103,8 +103,11 @@ class Recorder:
         elif isinstance(decision, Abort):
             self.event("pool_abort", pool=decision.pool)
 
-    def status(self, mail: Mail, limits: tuple[int, int], servers: Callable[[], list[Record]]) -> None:
-        """Writes status.json every second or so: who trains, and that the driver is alive. `servers` tells of others."""
+    def status(self, mail: Mail, limits: tuple[int, int], servers: Callable[[], list[Record]], lack: str) -> None:
+        """Writes status.json every second or so: who trains, and that the driver is alive.
+
+        `servers` tells of others, and `lack` why machines do not come, empty where that is not so.
+        """
         now_s = time.time()
         if now_s - self._status_s < self._status_every_s:
             return
@@ -121,6 +124,7 @@ class Recorder:
             "limits": list(limits),
             "total_steps": self._total_steps,
             "workers": workers,
+            "lack": lack,
             "servers": servers(),
             "worker_seconds": mail.seconds,
         }
@@ -130,7 +134,7 @@ class Recorder:
         """Writes an event of the driver's own."""
         record = {"kind": kind, "time": time.time(), **details}
         self._write_event(record)
-        self._receipts.event(record, self._seconds)
+        self._receipts.event(record)
 
     def phase(self, text: str) -> None:
         """Says what the run is doing now."""

@@ -155,7 +155,7 @@ def _train(job: Job, dataset: Dataset, team: _Team, recorder: Recorder, interrup
         summaries = _listen(job, membership, services, supervisor, recorder, interrupted)
     except (RaytrainError, KeyboardInterrupt) as error:
         outcome = error if isinstance(error, RaytrainError) else Interrupted("ended at once; --resume goes on from there")
-        wait_for(membership.fail.remote("driver", str(outcome)))  # for workers that know nothing of it
+        wait_for(membership.fail.remote(outcome))  # for workers that know nothing of it
         supervisor.close(0.0 if isinstance(outcome, Interrupted) else CLOSE_S)
         last: Mail = wait_for(membership.mail.remote(recorder.recorded, 0.0))  # what workers told while they ended
         recorder.take(last, {node.node_id for node in _nodes(last)})
@@ -188,7 +188,7 @@ def _listen(
                 raise TrainingError(f"{reason}. The last to die was worker {crash['worker']}")
             recorder.note(f"crashes so far: {budget.used} of the {budget.max_restarts} that failure.max_restarts allows")
         if mail.failure is not None:
-            raise TrainingError(mail.failure.message, mail.failure.traceback)
+            raise mail.failure
         if mail.summaries:
             return mail.summaries
         for request in recorder.requests():
@@ -207,11 +207,12 @@ def _listen(
             wait_for(membership.request.remote(stop=True))
         if not mail.generation and time.monotonic() - started_s > max(job.scaling.wait_s, START_S):
             _start_with_those_there(job, membership, mail)
-        if len(mail.workers) < limits[1] and (reason := failures.news()):
+        lacking = len(mail.workers) < limits[1]
+        if lacking and (reason := failures.news()):
             recorder.note(reason)
         for decision in supervisor.tend(mail, nodes, limits[1]):
             recorder.decision(decision)
-        recorder.status(mail, limits, services.status)
+        recorder.status(mail, limits, services.status, failures.reason if lacking else "")
 
 
 def _nodes(mail: Mail) -> list[Node]:

@@ -20,6 +20,7 @@ class PoolView:
         present: of them, those that train or wait to; the others are starting, parked, or being replaced.
         parked: of them, those that were asked to step aside.
         retiring: it has been asked to end.
+        waiting: its workers have no place yet.
     """
 
     number: int
@@ -28,6 +29,7 @@ class PoolView:
     present: int = 0
     parked: int = 0
     retiring: bool = False
+    waiting: bool = False
 
 
 @dataclass(frozen=True)
@@ -69,7 +71,7 @@ class Retire:
 
 @dataclass(frozen=True)
 class Abort:
-    """End a pool at once: its node is gone."""
+    """End a pool at once: its node is gone, or others were quicker to take the room there."""
 
     pool: int
 
@@ -85,15 +87,17 @@ def decide(
     Args:
         wanted: workers that should train, at least 1.
         pools: the running pools.
-        rooms: workers that each usable node could hold beside its pools; nodes that are draining or too new are left out.
+        rooms: workers that each usable node could hold beside its pools, less than none if others took the room of some; nodes
+            that are draining or too new are left out.
         alive: ids of living nodes.
         draining: seconds that are left to nodes which are going away, by id.
 
     Returns:
         Decisions that do not depend on each other's order.
     """
-    decisions: list[Decision] = [Abort(pool.number) for pool in pools if pool.node_id not in alive]
-    living = [pool for pool in pools if pool.node_id in alive and not pool.retiring]
+    hopeless = [pool for pool in pools if pool.node_id not in alive or (pool.waiting and rooms.get(pool.node_id, 0) < 0)]
+    decisions: list[Decision] = [Abort(pool.number) for pool in hopeless]
+    living = [pool for pool in pools if pool not in hopeless and not pool.retiring]
     staying = [pool for pool in living if pool.node_id not in draining]
     present = sum(pool.present for pool in staying)
     # Workers of a draining node leave when others are there to take over, or when the time comes.

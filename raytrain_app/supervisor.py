@@ -14,6 +14,7 @@ import ray
 from raytrain_app.actors import Actor, wait_for
 from raytrain_app.cluster.launches import LaunchFailures
 from raytrain_app.cluster.nodes import Node, beside, living_nodes, raylet_is_gone, room
+from raytrain_app.cluster.sharing import Holdings, holdings
 from raytrain_app.cluster.spot import ensure_watchers
 from raytrain_app.cluster.wanted import WantedRoom
 from raytrain_app.elastic.mail import Mail, WorkerView
@@ -54,7 +55,7 @@ def wait_for_capacity(job: Job, tell: Callable[[str], None]) -> int:
     failures = LaunchFailures()
     with closing(WantedRoom(scaling.resources_per_worker)) as wanted:
         while True:
-            nodes = [node for node in _for_workers(job, living_nodes()) if not node.draining]
+            nodes = [node for node in _for_workers(job, holdings().left(living_nodes())) if not node.draining]
             places = min(scaling.workers.max, _places(job, nodes))
             if places >= scaling.workers.min:
                 return places
@@ -112,17 +113,21 @@ class Supervisor:
         self._bury()
         # Ray is slow to see that a node is gone; among those that come and go there may be some.
         nodes = [node for node in nodes if not (self._settling.is_young(node.node_id, time.monotonic()) and raylet_is_gone(node))]
-        nodes = _for_workers(self._job, nodes)
-        decisions = self._decide(nodes, mail.workers, most)
+        held = holdings()
+        nodes = _for_workers(self._job, held.left(nodes))
+        decisions = self._decide(nodes, held, mail.workers, most)
         for decision in decisions:
             self._act(decision, mail.workers)
+        if not mail.generation and any(isinstance(decision, Abort) for decision in decisions):
+            coming = sum(pool.size for pool in self._pools.values())  # the others may be long in coming
+            wait_for(self._membership.expect.remote(max(coming, self._job.scaling.workers.min)))
         if mail.incarnation != self._incarnation:  # a restarted membership has forgotten what it was asked
             self._incarnation = mail.incarnation
             wait_for(self._membership.rearrange.remote(retire=sorted(self._retiring)))
         ensure_watchers(self._watchers, {str(pool.node_id) for pool in self._pools.values()}, self._metadata_host)
         places = _places(self._job, [node for node in nodes if not node.draining])
         self._give_up_in_time(places, nodes, mail.workers)
-        self._wanted.ask(max(0, most - places), [node.node_id for node in nodes])
+        self._wanted.ask(max(0, most - places), [*mail.lost_nodes, *(node.node_id for node in nodes)])
         if self._controller is None and mail.generation and sum(pool.size for pool in self._pools.values()) < most:
             self._controller = start_controller()  # so that a node that comes is used sooner
         return decisions
@@ -163,7 +168,7 @@ class Supervisor:
                         reason = " ".join(str(pool.error).split())
                         raise ClusterError(f"Ray Train gave up on {self._failures} worker pools, the last time since: {reason}")
 
-    def _decide(self, nodes: Sequence[Node], workers: Sequence[WorkerView], most: int) -> list[Decision]:
+    def _decide(self, nodes: Sequence[Node], held: Holdings, workers: Sequence[WorkerView], most: int) -> list[Decision]:
         """What to start and end, with replicas for units: most often those are single workers."""
         unit, alive = self._job.replica_workers, frozenset(node.node_id for node in nodes)
         draining = {node.node_id: node.remaining_s for node in nodes if node.draining}
@@ -177,6 +182,7 @@ class Supervisor:
                 present=counts[pool.number, False] // unit,
                 parked=counts[pool.number, True] // unit,
                 retiring=pool.number in self._retiring,
+                waiting=not pool.has_place(held),
             )
             for pool in self._pools.values()
         ]
@@ -239,10 +245,11 @@ def _lack(job: Job, places: int, nodes: Sequence[Node]) -> str:
     needed = ", ".join(f"{name}: {amount:g}" for name, amount in per_worker.items())
     alike = f", with the {job.replica_workers} of each replica on one node" if job.replica_workers > 1 else ""
     total = ", ".join(f"{name}: {sum(node.resources.get(name, 0.0) for node in nodes):g}" for name in per_worker)
+    shared = ", which is what others on the cluster leave" if any(node.shared for node in nodes) else ""
     return (
         f"the job needs {job.scaling.workers.min} worker{'s' if job.scaling.workers.min > 1 else ''} of {{{needed}}}, "
         f"and the cluster has room for {places}{alike}: "
-        f"{len(nodes)} node{'s' if len(nodes) != 1 else ''} with {{{total}}} in all{_beside(job)}"
+        f"{len(nodes)} node{'s' if len(nodes) != 1 else ''} with {{{total}}} in all{_beside(job)}{shared}"
     )
 
 

@@ -54,8 +54,10 @@ class ClusterFile:
 
     def line(self, path: str) -> int:
         """The line of the path, or of what is nearest to it and in the file; 0 if nothing is."""
-        keys = tuple(path.split("."))
-        return next((self.lines[keys[:length]] for length in range(len(keys), 0, -1) if keys[:length] in self.lines), 0)
+        lines = {".".join(keys): line for keys, line in self.lines.items()}  # keys may have dots in them
+        while path not in lines and "." in path:
+            path = path.rpartition(".")[0]
+        return lines.get(path, 0)
 
     @property
     def node_types(self) -> dict[str, dict[str, Any]]:

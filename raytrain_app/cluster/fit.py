@@ -10,6 +10,7 @@ from typing import Any
 from raytrain_app.cluster.catalog import prices_note, spot_range
 from raytrain_app.cluster.document import ClusterFile, section, whole
 from raytrain_app.cluster.nodes import room
+from raytrain_app.cluster.rules.commands import setup
 from raytrain_app.cluster.rules.machines import ACCOUNT_ADVICE, hourly_price, is_spot, is_tpu
 from raytrain_app.job import Job
 
@@ -84,6 +85,8 @@ def fit_problems(job: Job, file: ClusterFile) -> Iterator[str]:
         yield f"scaling.workers: found {workers}, but {file.source} has room for {most} at most; {advice}"
     if "://" not in job.storage and not job.storage.startswith("/"):
         yield f"storage: found {job.storage}, a folder of its own on every machine; expected a bucket such as gs://my-bucket/runs"
+    if job.framework == "tensorflow" and not section(file.data, "docker").get("image") and "tensorflow" not in setup(file):
+        yield "setup_commands: the job needs TensorFlow, and no command installs it; in the shipped file write [gcp,tensorflow]"
     if job.storage.startswith("gs://") and section(file.data, "provider").get("type") == "gcp":
         for place in options:
             config = section(file.node_types[place.name], "node_config")

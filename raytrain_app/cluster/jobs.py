@@ -101,8 +101,10 @@ def connect(address: str) -> JobClient:
 
     Raises:
         ClusterError: there is none.
-        JobError: it asks for a token, or has another version of Ray.
+        JobError: it asks for a token, or has another version of Ray, or the address is of something else.
     """
+    if not address.startswith(("http://", "https://")):
+        raise JobError(f"--address: found {address}; expected the URL of a job server, such as http://localhost:8265")
     logging.getLogger("ray.dashboard.modules.dashboard_sdk").setLevel(logging.WARNING)  # it tells of every upload
     try:
         client = JobClient(address)

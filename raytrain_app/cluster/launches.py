@@ -1,10 +1,11 @@
-"""Machines that the autoscaler asked for and did not get: it tells nobody but its own log."""
+"""Machines that do not come, since the autoscaler did not get them or itself fails: it tells nobody but its own log."""
 
 from __future__ import annotations
 
 import re
 import time
 from collections.abc import Iterable
+from datetime import datetime, timedelta
 from pathlib import Path
 
 from raytrain_app.cluster.nodes import session_logs
@@ -20,6 +21,13 @@ MESSAGES = (
     re.compile(r"""['"]message['"]: (['"])(?P<message>.*?)\1"""),
 )
 LONGEST = 300
+# A round of the autoscaler that came to nothing, and the error that it had.
+ROUND = re.compile(r"(?P<time>\S+ \S+)\tWARNING monitor\.py:\d+ -- No autoscaling state to report")
+ERROR = re.compile(r"\S+ \S+\tERROR autoscaler\.py:\d+ -- (?P<said>.+)")
+ROUNDS = 3
+"""So many failed rounds in a row are no accident any more: a machine that goes while it is asked about makes one fail."""
+ROUND_S = 20.0
+"""Longest time between two rounds."""
 ADVICE = {
     r"(?i)quota": "ask for a larger quota in the Google Cloud console, or use another machine type or region",
     r"(?i)exhausted|enough resources|stockout": "the zone has none to give; another zone or machine type may have some",
@@ -49,9 +57,11 @@ class LaunchFailures:
         if now_s - self._looked_s < LOOK_S:
             return ""
         self._looked_s = now_s
-        self.reason = last_failure(line for line in _last_lines(self._log) if line not in self._before)
-        fresh = self.reason not in self._told
-        self._told.add(self.reason)
+        lines = _last_lines(self._log)
+        since, stuck = failing(lines, datetime.now())
+        self.reason = stuck or last_failure(line for line in lines if line not in self._before)
+        fresh = (since or self.reason) not in self._told
+        self._told.add(since or self.reason)
         return self.reason if fresh else ""
 
 
@@ -71,10 +81,44 @@ def last_failure(lines: Iterable[str]) -> str:
     if not failed:
         return ""
     kind, said = list(failed.items())[-1]
+    return f"the autoscaler could not start a machine of type {kind}: {_message(said)}{_advice(said)}"
+
+
+def _message(said: str) -> str:
     messages = (pattern.search(said) for pattern in MESSAGES)
-    message = next((found["message"] for found in messages if found), said).strip().rstrip(".")[:LONGEST]
-    advice = next((f"; {text}" for pattern, text in ADVICE.items() if re.search(pattern, said)), "")
-    return f"the autoscaler could not start a machine of type {kind}: {message}{advice}"
+    return next((found["message"] for found in messages if found), said).strip().rstrip(".")[:LONGEST]
+
+
+def _advice(said: str) -> str:
+    return next((f"; {text}" for pattern, text in ADVICE.items() if re.search(pattern, said)), "")
+
+
+def failing(lines: Iterable[str], now: datetime) -> tuple[str, str]:
+    """Whether the autoscaler itself fails, one round after the other.
+
+    Args:
+        lines: of its log, the oldest first.
+        now: local time, as in the log.
+
+    Returns:
+        The time of the first round that failed, and a sentence; both empty where it works.
+    """
+    rounds: list[datetime] = []
+    said = ""
+    for line in lines:
+        if found := ERROR.match(line):
+            said = found["said"]
+        elif found := ROUND.match(line):
+            at = datetime.strptime(found["time"], "%Y-%m-%d %H:%M:%S,%f")
+            rounds = [*rounds, at] if rounds and at - rounds[-1] < timedelta(seconds=ROUND_S) else [at]
+    if len(rounds) < ROUNDS or now - rounds[-1] > timedelta(seconds=ROUND_S):
+        return "", ""
+    since = f"{rounds[0]:%H:%M:%S}"
+    return since, (
+        f"the autoscaler has failed since {since}, and starts no machine meanwhile: {_message(said)}{_advice(said)}; its log "
+        "is on the head (`ray monitor cluster.yaml`). If it does not recover, `ray up cluster.yaml` starts it anew, and ends "
+        "the runs that are there: submit them with --resume"
+    )
 
 
 def _last_lines(log: Path) -> list[str]:

@@ -28,10 +28,11 @@ class Node:
     Attributes:
         node_id: Ray's id, hex.
         host: its address.
-        resources: all it has, by Ray's names.
+        resources: all it has for this run, by Ray's names.
         draining: it is going away; nothing new should start there.
         remaining_s: time left to a draining node; infinite if nobody said.
         port: where its raylet listens.
+        shared: others hold a part of it.
     """
 
     node_id: str
@@ -40,6 +41,7 @@ class Node:
     draining: bool = False
     remaining_s: float = math.inf
     port: int = 0
+    shared: bool = False
 
 
 def living_nodes() -> list[Node]:

@@ -142,7 +142,7 @@ def _unreachable(job: Job, folder: Path) -> tuple[list[str], list[str]]:
     if "://" not in job.storage and not os.path.isabs(job.storage):
         problems.append(
             f"storage: found {job.storage}, which on the cluster is a folder that is deleted with the job; "
-            "expected a bucket such as gs://my-bucket/runs, or the absolute path of a folder that all nodes share"
+            "expected a bucket, as by --set storage=gs://my-bucket/runs, or the absolute path of a folder that all nodes share"
         )
     for key, path in _local_data(job, folder):
         if path.is_relative_to(folder):

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
+from uuid import uuid4
 
 from ray.util.placement_group import PlacementGroup, placement_group, placement_group_table, remove_placement_group
+
+from raytrain_app.cluster.sharing import WISH
 
 MOST = 32
 """Wishes at a time; the next ones follow when these are fulfilled."""
@@ -43,7 +46,7 @@ class WantedRoom:
                 remove_placement_group(wish)
         others = [{"ray.io/node-id": f"!in({','.join(sorted(there))})"}] if there else None
         for _ in range(min(workers, MOST) - len(pending) if self._bundle else 0):
-            pending.append(placement_group([self._bundle], bundle_label_selector=others))
+            pending.append(placement_group([self._bundle], name=f"{WISH}{uuid4().hex}", bundle_label_selector=others))
         self._wishes = pending
 
     def close(self) -> None:

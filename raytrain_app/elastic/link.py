@@ -105,7 +105,7 @@ class Link:
 
     def leave(self) -> None:
         """Tells that this worker leaves; it must not join again."""
-        wait_for(self.membership.leave.remote(self.info.worker_id, self.stopwatch.read()))
+        wait_for(self.membership.leave.remote(self.info.worker_id, self.stopwatch.settle()))
 
     def done(self, summary: dict[str, Any]) -> None:
         """Makes sure that the driver has written all records, and tells that this worker finished the run."""
@@ -114,12 +114,7 @@ class Link:
         while written < self.clock and time.monotonic() < deadline_s:
             self.deliver(last=True)
             written = wait_for(self.membership.written.remote(self.clock))
-        wait_for(self.membership.done.remote(self.info.worker_id, summary, self.stopwatch.read()))
-
-    def fail(self, message: str, traceback: str = "") -> None:
-        """Ends the run with an error."""
-        self.deliver()
-        wait_for(self.membership.fail.remote(self.info.worker_id, message, traceback))
+        wait_for(self.membership.done.remote(self.info.worker_id, summary, self.stopwatch.settle()))
 
     def close(self) -> None:
         """Ends the thread."""

@@ -1,21 +1,29 @@
-"""Whether workers and nodes are there. Ray is asked, which knows of a dead process at once but not of a node, and so are they."""
+"""What became of workers that are not heard of: asks Ray, which knows of processes at once but not of nodes, and the machines.
+
+A machine whose processes are slow or stopped still answers: its kernel takes or refuses connections. One that answers nothing at
+all is gone, or cut off, which comes to the same for its peers.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import enum
 import os
 import select
 import threading
+from collections.abc import Collection
 from contextlib import suppress
 
 from ray.exceptions import ActorUnavailableError, RayActorError
 
 from raytrain_app.actors import Actor
-from raytrain_app.cluster.nodes import living_nodes, raylet_is_gone
+from raytrain_app.cluster.nodes import Node, living_nodes
 from raytrain_app.elastic.roster import WorkerInfo
 
 PROBE_S = 1.0
 """Longest wait for the answer to one question."""
+TRIES = 2
+"""How often a machine that did not answer is asked again, since packets get lost."""
 
 
 def end_with_raylet() -> None:
@@ -35,24 +43,60 @@ def _end_after(process: int) -> None:
     os._exit(1)
 
 
-async def is_alive(info: WorkerInfo) -> bool:
-    """Whether a worker's process lives; one that cannot be told counts as alive."""
-    questions = [asyncio.ensure_future(question) for question in (_port_is_open(info.host, info.port), _ray_has(info.handle))]
+class Fate(enum.Enum):
+    """What became of a worker."""
+
+    ALIVE = "alive"  # or it cannot be told
+    DIED = "died"
+    LOST = "lost"  # with its node
+
+
+async def fate(info: WorkerInfo) -> Fate:
+    """What became of a worker; takes up to about two seconds where nothing answers."""
+    lives = await _lives(info)
+    if lives:
+        return Fate.ALIVE
+    node = next((node for node in await asyncio.to_thread(living_nodes) if node.node_id == info.node_id), None)
+    if node is None or await _is_gone(node, info.port):
+        return Fate.LOST
+    return Fate.ALIVE if lives is None else Fate.DIED
+
+
+async def nodes_still_gone(node_ids: Collection[str]) -> set[str]:
+    """Those of the nodes that Ray still takes for alive although their raylets do not answer."""
+    if not node_ids:
+        return set()
+    nodes = [node for node in await asyncio.to_thread(living_nodes) if node.node_id in node_ids]
+    found = await asyncio.gather(*(_is_open(node.host, node.port) for node in nodes))
+    return {node.node_id for node, is_open in zip(nodes, found, strict=True) if not is_open}
+
+
+async def _lives(info: WorkerInfo) -> bool | None:
+    """Whether a worker's process lives; None if nobody can tell.
+
+    One bad answer is enough: on a node that is gone Ray has none for a while, and the port is closed.
+    """
+    questions = [asyncio.ensure_future(question) for question in (_is_open(info.host, info.port), _ray_has(info.handle))]
+    found = None
     try:
-        # One bad answer is enough: on a node that is gone Ray has none for a while, and the port is closed.
         for answer in asyncio.as_completed(questions):
-            if await answer is False:
+            said = await answer
+            if said is False:
                 return False
-        return True
+            found = found or said
+        return found
     finally:
         for question in questions:
             question.cancel()
 
 
-async def node_is_gone(node_id: str) -> bool:
-    """Whether a node is gone, by Ray's word or since its raylet has ended."""
-    node = next((node for node in await asyncio.to_thread(living_nodes) if node.node_id == node_id), None)
-    return node is None or await asyncio.to_thread(raylet_is_gone, node)
+async def _is_gone(node: Node, port: int) -> bool:
+    """Whether a node's raylet has ended, or nothing on its machine answers, neither the raylet's port nor the other one."""
+    for _ in range(TRIES):
+        raylet, other = await asyncio.gather(*(_is_open(node.host, number, PROBE_S / TRIES) for number in (node.port, port)))
+        if raylet is not None or other is not None:
+            return raylet is False
+    return True
 
 
 async def _ray_has(handle: Actor) -> bool | None:
@@ -66,10 +110,10 @@ async def _ray_has(handle: Actor) -> bool | None:
     return True
 
 
-async def _port_is_open(host: str, port: int) -> bool | None:
-    """Whether a process listens there; None if nothing answers, as when a machine has vanished."""
+async def _is_open(host: str, port: int, timeout_s: float = PROBE_S) -> bool | None:
+    """Whether a process listens there; None if nothing answers."""
     try:
-        _, writer = await asyncio.wait_for(asyncio.open_connection(host, port), PROBE_S)
+        _, writer = await asyncio.wait_for(asyncio.open_connection(host, port), timeout_s)
     except ConnectionRefusedError:
         return False
     except (OSError, asyncio.TimeoutError):

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from raytrain_app.elastic.roster import Standing
+from raytrain_app.errors import RaytrainError
 
 Dated = tuple[int | None, dict[str, Any]]
 """A record and the clock after what it tells was applied; None for events."""
@@ -37,14 +38,6 @@ class Signals:
     broken: int = 0
 
 
-@dataclass
-class Failure:
-    """An error that ends the run: one sentence, and the traceback where the task's code raised."""
-
-    message: str
-    traceback: str = ""
-
-
 @dataclass(frozen=True)
 class WorkerView:
     """A worker that is not gone, as the driver sees it."""
@@ -74,7 +67,7 @@ class Mail:
     """
 
     records: list[Dated] = field(default_factory=list)
-    failure: Failure | None = None
+    failure: RaytrainError | None = None
     summaries: list[dict[str, Any]] = field(default_factory=list)
     workers: list[WorkerView] = field(default_factory=list)
     incarnation: str = ""

@@ -17,10 +17,12 @@ from typing import Any
 
 import ray
 
-from raytrain_app.elastic.liveness import is_alive, node_is_gone
-from raytrain_app.elastic.mail import Dated, Failure, Mail, Signals, WorkerView
+from raytrain_app.elastic.liveness import Fate, fate, nodes_still_gone
+from raytrain_app.elastic.mail import Dated, Mail, Signals, WorkerView
+from raytrain_app.elastic.progress import UNDECIDED
 from raytrain_app.elastic.receipts import CLASSES
 from raytrain_app.elastic.roster import Generation, Roster, Standing, Worker, WorkerInfo
+from raytrain_app.errors import RaytrainError
 
 PING_S = 0.1
 """Pause between two rounds of asking Ray for missing workers; rounds happen only while a generation waits for them."""
@@ -50,7 +52,7 @@ class Membership:
         self._stop = self._checkpoint = False
         self._dataset: list[Any] = []
         self._over = False
-        self._failure: Failure | None = None
+        self._failure: RaytrainError | None = None
         self._events: list[dict[str, Any]] = []
         self._undelivered: list[tuple[int, dict[str, Any]]] = []
         self._summaries: dict[str, dict[str, Any]] = {}
@@ -69,6 +71,7 @@ class Membership:
                 worker=info.worker_id,
                 pool=info.pool,
                 node=info.node_id,
+                host=info.host,
                 pid=info.pid,
                 starting_s=round(time.time() - info.started_time_s, 3),
                 computes_on=info.kind,
@@ -147,10 +150,10 @@ class Membership:
         self._over = self._over or not self._roster.missing()
         await self._tell()
 
-    async def fail(self, worker_id: str, message: str, traceback: str = "") -> None:
+    async def fail(self, error: RaytrainError) -> None:
         """Ends the run with an error; the first one counts."""
         if self._failure is None:
-            self._failure = Failure(message, traceback)
+            self._failure = error
         self._over = True
         await self._tell()
 
@@ -266,33 +269,37 @@ class Membership:
         await self._tell()
 
     async def _watch_heartbeats(self) -> None:
-        """Looks after workers whose heartbeats stopped: asks Ray at once, and evicts those that are silent for too long.
+        """Looks after workers whose heartbeats stopped: asks after them at once, and evicts those that are silent for too long.
 
         This alone notices when all workers are lost together, since then nobody is left to report a failed collective.
         """
         while not self._over:
             await asyncio.sleep(min(POLL_S / 2, self._deadline_s / 4))
-            for worker in self._present():
-                silent_s = time.monotonic() - worker.seen_s
-                if silent_s > self._deadline_s:
+            quiet = {worker.info.worker_id: worker.seen_s for worker in self._present() if _silent_s(worker) > 1.5 * POLL_S}
+            workers = [self._roster.workers[worker_id] for worker_id in quiet]
+            lost = set(self._lost_nodes)
+            fates, still_lost = await asyncio.gather(
+                asyncio.gather(*(fate(worker.info) for worker in workers)), nodes_still_gone(lost)
+            )
+            self._lost_nodes -= lost - still_lost  # one that was only cut off is of use again
+            for worker, found in zip(workers, fates, strict=True):
+                if found is not Fate.ALIVE and worker.seen_s == quiet[worker.info.worker_id]:
+                    self._bury(worker, found)
+                elif _silent_s(worker) > self._deadline_s:
                     self._evict(worker, "silent")
-                    await self._step_forward()
-                elif silent_s > 1.5 * POLL_S and not await is_alive(worker.info):
-                    await self._look_at_node(worker.info)
-                    self._evict(worker, "died")
-                    await self._step_forward()
+            if any(worker.standing is Standing.GONE for worker in workers):
+                await self._step_forward()
 
     async def _look_for_missing(self) -> None:
         """Asks Ray about every worker a generation waits for, until it can be formed; evicts those past the deadline."""
         started_s = time.monotonic()
         while self._roster.waits_for_members() and not self._roster.can_form() and not self._over:
             workers = self._present()
-            alive = await asyncio.gather(*(is_alive(worker.info) for worker in workers))
+            fates = await asyncio.gather(*(fate(worker.info) for worker in workers))
             late = time.monotonic() - started_s > self._deadline_s
-            for worker, lives in zip(workers, alive, strict=True):
-                if worker.standing is not Standing.GONE and not lives:
-                    await self._look_at_node(worker.info)
-                    self._evict(worker, "died")
+            for worker, found in zip(workers, fates, strict=True):
+                if found is not Fate.ALIVE:
+                    self._bury(worker, found)
                 elif worker.standing is Standing.ACTIVE and late:
                     self._evict(worker, "missing")
             if not self._roster.can_form():
@@ -301,6 +308,12 @@ class Membership:
             self._search = None
             await self._step_forward()
 
+    def _bury(self, worker: Worker, found: Fate) -> None:
+        """A worker is no more; its node may be gone too."""
+        if found is Fate.LOST:
+            self._lost_nodes.add(worker.info.node_id)
+        self._evict(worker, "died")
+
     def _evict(self, worker: Worker, cause: str) -> None:
         """Takes a worker out of the job for good; its pool replaces it."""
         if worker.standing is Standing.GONE:  # it went while it was looked for
@@ -308,8 +321,7 @@ class Membership:
         self._roster.remove(worker.info.worker_id)
         if worker.info.worker_id in self._roster.members:
             self._broken = self._roster.generation
-        # What it did since it was last heard of is not known to have counted.
-        worker.seconds["redone"] = worker.seconds.get("redone", 0.0) + time.monotonic() - worker.seen_s
+        self._write_off(worker)
         if cause != "died":
             ray.kill(worker.info.handle)
         self._event(
@@ -321,7 +333,12 @@ class Membership:
             workers=len(self._present()),
         )
 
-    async def _look_at_node(self, info: WorkerInfo) -> None:
-        """Finds out whether a worker that died did so with its node."""
-        if await node_is_gone(info.node_id):
-            self._lost_nodes.add(info.node_id)
+    @staticmethod
+    def _write_off(worker: Worker) -> None:
+        """What a worker did since it was last heard of, and the step that it was at, is not known to have counted."""
+        seconds = worker.seconds
+        seconds["redone"] = seconds.get("redone", 0.0) + seconds.pop(UNDECIDED, 0.0) + _silent_s(worker)
+
+
+def _silent_s(worker: Worker) -> float:
+    return time.monotonic() - worker.seen_s

@@ -12,6 +12,8 @@ from raytrain_app.elastic.receipts import CLASSES
 from raytrain_app.job import Job
 
 Metrics = dict[str, float]
+UNDECIDED = "undecided"
+"""Name of a worker's seconds that are not known to have counted yet."""
 
 
 @dataclass
@@ -98,7 +100,7 @@ class Stopwatch:
     """Adds up a worker's seconds by what they went into. One class is running at any time, so they sum to its lifetime.
 
     `useful` steps that counted, `redone` work that was thrown away, `starting` until the first step is possible, `idle`
-    waiting for others.
+    waiting for others. Of a step under way it is not known yet whether it counts.
 
     Attributes:
         seconds: by class, up to the last switch.
@@ -120,6 +122,13 @@ class Stopwatch:
         return spent_s
 
     def read(self) -> dict[str, float]:
-        """Seconds by class up to now."""
-        running_s = time.monotonic() - self._since_s
-        return {name: seconds + (running_s if name == self._running else 0.0) for name, seconds in self.seconds.items()}
+        """Seconds by class up to now, those of a step under way as `UNDECIDED`."""
+        running = UNDECIDED if self._running == "useful" else self._running
+        read = {**self.seconds, UNDECIDED: 0.0}
+        read[running] += time.monotonic() - self._since_s
+        return read
+
+    def settle(self) -> dict[str, float]:
+        """As `read`, once there is no step under way any more."""
+        self.switch("idle")
+        return self.read()

@@ -41,18 +41,23 @@ class Receipts:
     _workers: int = 0
     _resumed: dict[str, Any] | None = None
     _last: dict[str, Any] | None = None
+    _last_seconds: dict[str, float] = field(default_factory=dict)
 
-    def event(self, event: Mapping[str, Any], seconds: Seconds) -> None:
-        """Takes an event, with the run's worker-seconds by class up to now."""
+    def event(self, event: Mapping[str, Any]) -> None:
+        """Takes an event."""
         if event["kind"] in CAUSES:
             self._causes.append(dict(event))
         elif event["kind"] == "resume":
             self._resumed = dict(event)
         elif event["kind"] == "generation":
-            self._generation(event, seconds)
+            self._generation(event)
 
     def step(self, record: Mapping[str, Any], seconds: Seconds) -> dict[str, Any] | None:
-        """Takes a step's record; returns the receipt of the disruption that it ends, if it ends one."""
+        """Takes a step's record, with the run's worker-seconds by class up to now.
+
+        Returns:
+            The receipt of the disruption that the step ends, if it ends one.
+        """
         receipt = None
         if self._open is not None and record["time"] >= self._open.time_s:
             receipt = self._close(self._open, record, seconds)
@@ -62,9 +67,11 @@ class Receipts:
             opened = self._open
             opened.last_step_time_s, opened.last_step, opened.last_samples = record["time"], record["step"], record["samples"]
         self._last = dict(record)
+        if self._open is None:
+            self._last_seconds = dict(seconds)
         return receipt
 
-    def _generation(self, event: Mapping[str, Any], seconds: Seconds) -> None:
+    def _generation(self, event: Mapping[str, Any]) -> None:
         if self._last is not None and self._open is None:
             kinds = [cause["kind"] for cause in self._causes]
             cause = next((kind for kind in CAUSES if kind in kinds), "unknown")
@@ -78,7 +85,7 @@ class Receipts:
                 last_step=self._last["step"],
                 workers_before=self._workers,
                 workers_after=event["workers"],
-                seconds=dict(seconds),
+                seconds=self._last_seconds,
             )
         elif self._open is not None:  # a fault while the generation was forming: one disruption, as the user sees it
             self._open.workers_after, self._open.time_s = event["workers"], event["time"]

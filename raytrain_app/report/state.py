@@ -38,6 +38,7 @@ class RunState:
         samples: rows applied.
         metrics: the newest value of each metric by its name in metrics.jsonl or result.json.
         workers: training now; after the end, those that trained last. limits: workers it may have at least and at most.
+        lack: why machines that it could use do not come; empty where that is not so.
         samples_per_s: now; after the end, on the whole. tokens_per_s: the same where rows are sequences.
         eta_s: seconds to go at this pace, None when it cannot be told.
         started, updated: when it began and was last heard of, seconds since 1970.
@@ -64,6 +65,7 @@ class RunState:
     metrics: dict[str, float] = field(default_factory=dict)
     workers: int = 0
     limits: list[int] = field(default_factory=list)
+    lack: str = ""
     samples_per_s: float | None = None
     tokens_per_s: float | None = None
     eta_s: float | None = None
@@ -180,6 +182,7 @@ def _take_status(state: RunState, status: Record) -> None:
     """What the driver itself knows of the workers outranks what follows from the events."""
     state.total_steps = status["total_steps"]
     state.limits = list(status["limits"])
+    state.lack = status.get("lack", "")
     state.worker_seconds = dict(status["worker_seconds"])
     state.updated = max(state.updated or 0.0, status["time"])
     present = {worker["worker"]: worker for worker in status["workers"]}
@@ -229,6 +232,8 @@ def _rows(state: RunState) -> Iterator[tuple[str, str]]:
         for member in state.members:
             if member.state in PRESENT:
                 yield "", f"{member.worker} on {member.node[:8]}, pid {member.pid}: {member.state}"
+    if state.lack:
+        yield "more workers", state.lack
     if state.servers is not None and not state.ended:
         yield "servers", _servers(state.servers)
     if state.disruptions:

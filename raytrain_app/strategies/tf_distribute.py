@@ -7,8 +7,6 @@ group that loses a worker ends, and another one, of new processes, goes on from 
 
 from __future__ import annotations
 
-import time
-
 from raytrain_app.elastic.membership import Membership
 from raytrain_app.elastic.roster import Generation, Roster, Standing, Worker, WorkerInfo
 
@@ -41,4 +39,4 @@ class GroupMembership(Membership):
             super()._evict(worker, cause)
         elif worker.standing is not Standing.GONE:
             self._roster.remove(worker.info.worker_id)
-            worker.seconds["redone"] = worker.seconds.get("redone", 0.0) + time.monotonic() - worker.seen_s
+            self._write_off(worker)

@@ -69,15 +69,15 @@ class Worker:
 
 
 @contextmanager
-def reporting(membership: Actor, worker_id: str) -> Any:
+def reporting(membership: Actor) -> Any:
     """Ends the run with the error when the body raises one; the worker itself returns normally, so nobody restarts it."""
     try:
         yield
     except RaytrainError as error:
-        ray.get(membership.fail.remote(worker_id, str(error), ""))
+        ray.get(membership.fail.remote(error))
     except (Exception, SystemExit) as error:
         text = f"{type(error).__name__}: {error}"
-        ray.get(membership.fail.remote(worker_id, text, traceback.format_exc()))
+        ray.get(membership.fail.remote(TrainingError(text, traceback.format_exc())))
 
 
 def run_worker(spec: WorkerSpec, train: Callable[[Worker], None]) -> None:
@@ -87,7 +87,7 @@ def run_worker(spec: WorkerSpec, train: Callable[[Worker], None]) -> None:
     context = ray.train.get_context()
     place = context.get_world_rank()
     worker_id = f"{spec.pool}.{place}-{uuid.uuid4().hex[:6]}"
-    with reporting(spec.membership, worker_id):
+    with reporting(spec.membership):
         job = job_from_dict(spec.job)
         worker = _build(spec, job, worker_id, place, stopwatch)
         require_shared(spec.directory)  # which the driver has made when it gives the data

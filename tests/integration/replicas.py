@@ -16,9 +16,10 @@ from typing import Any
 import ray
 
 from raytrain_app.data import Dataset, Split, load
-from raytrain_app.elastic.mail import Failure, Mail
+from raytrain_app.elastic.mail import Mail
 from raytrain_app.elastic.membership import Membership
 from raytrain_app.elastic.progress import Stopwatch
+from raytrain_app.errors import RaytrainError
 from raytrain_app.job import Job
 from raytrain_app.state import TrainState
 from raytrain_app.storage.checkpoints import CheckpointStore
@@ -37,7 +38,7 @@ class Replica:
         """What a worker of a pool does."""
         job = Job.model_validate(spec.job)
         worker_id = f"{spec.pool}.{rank}-{uuid.uuid4().hex[:6]}"
-        with reporting(spec.membership, worker_id):
+        with reporting(spec.membership):
             worker = _build(spec, job, worker_id, rank, Stopwatch())
             try:
                 train = model_parallel.train if job.replica_workers > 1 else allreduce.train
@@ -64,7 +65,7 @@ class Outcome:
     metrics: list[dict[str, Any]] = field(default_factory=list)
     events: list[dict[str, Any]] = field(default_factory=list)
     summaries: list[dict[str, Any]] = field(default_factory=list)
-    failure: Failure | None = None
+    failure: RaytrainError | None = None
     recorded: int = 0
 
     @property

@@ -66,6 +66,6 @@ def test_an_error_in_the_task_is_the_tasks_and_no_lost_peer(workers: int, replic
     job = make_job("tests.integration.given_tasks:RAISING", {"name": "mlp"})
     outcome = replicas.run(job, workers, replicas.load(job))
     assert outcome.failure is not None
-    assert "mat1 and mat2 shapes cannot be multiplied" in outcome.failure.message
+    assert "mat1 and mat2 shapes cannot be multiplied" in str(outcome.failure)
     assert "in met_mark" in outcome.failure.traceback
     assert len([event for event in outcome.events if event["kind"] == "generation"]) == 1

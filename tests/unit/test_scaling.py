@@ -46,6 +46,14 @@ def test_a_pool_on_a_dead_node_is_ended_and_replaced() -> None:
     assert decide(4, [pool(0, "a", 2), pool(1, "gone", 2)], {"a": 0, "b": 2}, of("a", "b"), CALM) == [Abort(1), Start("b", 2)]
 
 
+def test_a_pool_whose_room_others_took_looks_elsewhere() -> None:
+    """It has no place yet, and the node has less room than it needs; one that has its place is never the one to go."""
+    waiting, running = PoolView(0, "a", 2, waiting=True), pool(1, "a", 1)
+    assert decide(3, [waiting, running], {"a": -1, "b": 2}, of("a", "b"), CALM) == [Abort(0), Start("b", 2)]
+    assert decide(3, [waiting, running], {"a": 0, "b": 2}, of("a", "b"), CALM) == [], "it is only just starting"
+    assert decide(1, [running], {"a": -1}, of("a"), CALM) == []
+
+
 def test_a_draining_node_hands_over_once_others_train() -> None:
     pools, alive = [pool(0, "a", 2), pool(1, "b", 2)], of("a", "b")
     assert decide(4, pools, {"a": 0}, alive, {"b": 60.0}) == [Retire(1, draining=True)]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from raytrain_app.cluster.nodes import Node, beside, room
+from raytrain_app.cluster.sharing import Holdings
 from raytrain_app.job import job_from_dict
 from raytrain_app.scaling import Retire, Start
 from raytrain_app.supervisor import _lack, _places, _replicas
@@ -24,6 +25,15 @@ def test_one_is_said_as_one() -> None:
     assert _lack(job, 0, [Node("a", "10.0.0.1", {"CPU": 8.0})]) == (
         "the job needs 1 worker of {CPU: 9}, and the cluster has room for 0: 1 node with {CPU: 8} in all"
     )
+
+
+def test_the_lack_names_those_who_have_the_rest() -> None:
+    scaling = {"workers": 1, "resources_per_worker": {"CPU": 4}}
+    job = job_from_dict({"name": "unit", "task": "synthetic", "model": {"name": "linear"}, "scaling": scaling})
+    held = Holdings(frozenset(), {"a": {"CPU": 3.0, "memory": 1.0}})
+    left = held.left([Node("a", "10.0.0.1", {"CPU": 4.0, "GPU": 1.0}), Node("b", "10.0.0.2", {"CPU": 2.0})])
+    assert [dict(node.resources) for node in left] == [{"CPU": 1.0, "GPU": 1.0}, {"CPU": 2.0}]
+    assert _lack(job, 0, left).endswith("2 nodes with {CPU: 3} in all, which is what others on the cluster leave")
 
 
 def test_workers_fit_by_the_scarcest_resource() -> None:

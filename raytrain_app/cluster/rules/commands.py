@@ -53,7 +53,7 @@ def _defaults(file: ClusterFile) -> Iterator[Finding]:
             "is missing; Ray's default puts google-api-python-client 1.7.8 on the head; give [] if there is nothing to do",
             fatal=False,
         )
-    if not section(file.data, "docker").get("image") and (found := BARE_PIP.search(_setup(file))):
+    if not section(file.data, "docker").get("image") and (found := BARE_PIP.search(setup(file))):
         yield Finding(
             "setup_commands",
             f"`{found[0].strip(';&| ')}` uses whichever Python the login shell finds; name it, such as ~/env/bin/python -m pip",
@@ -66,8 +66,8 @@ def _versions(file: ClusterFile) -> Iterator[Finding]:
     here, python_here = metadata.version("ray"), platform.python_version()
     docker = section(file.data, "docker")
     images = {key: str(docker[key]) for key in ("image", "head_image", "worker_image") if docker.get(key)}
-    pins = [("setup_commands", version) for version in RAY_PIN.findall(_setup(file))]
-    pythons = [("setup_commands", version) for version in PYTHON.findall(_setup(file))]
+    pins = [("setup_commands", version) for version in RAY_PIN.findall(setup(file))]
+    pythons = [("setup_commands", version) for version in PYTHON.findall(setup(file))]
     for key, image in images.items():
         found = RAY_IMAGE.search(image)
         if found:
@@ -175,7 +175,8 @@ def _idle(file: ClusterFile) -> Iterator[Finding]:
         )
 
 
-def _setup(file: ClusterFile) -> str:
+def setup(file: ClusterFile) -> str:
+    """All commands that set the nodes up, those of single types among them, one a line."""
     keys = ("initialization_commands", "setup_commands", "head_setup_commands", "worker_setup_commands")
     own = [str(command) for node in file.node_types.values() for key in keys for command in node.get(key) or []]
     return "\n".join([file.commands(*keys), *own])

@@ -14,6 +14,7 @@ import ray
 
 from raytrain_app.elastic.membership import Membership
 from raytrain_app.elastic.roster import Generation, Roster, Standing
+from raytrain_app.errors import TrainingError
 from raytrain_app.strategies.parameter_server.shard import ShardState
 from raytrain_app.strategies.parameter_server.stats import Numbers, report
 from raytrain_app.strategies.parameter_server.table import Place, Table
@@ -151,14 +152,14 @@ class Coordinator(Membership):
         if server not in self._kept:
             is_new = 0 < self._servers <= server  # it waits for ranges to be cut anew
             if self._restarted and not is_new and waited_s > LOST_S:
-                await self.fail(f"server {server}", _LOST.format(server=server))
+                await self.fail(TrainingError(_LOST.format(server=server)))
             return None
         state = self._kept[server]
         version, times = self._restored.get(server, (-1, 0))
         times = times + 1 if version == state.version else 1
         self._restored[server] = state.version, times
         if times > FRUITLESS_RESTARTS:
-            await self.fail(f"server {server}", _CRASHES.format(server=server, times=times - 1))
+            await self.fail(TrainingError(_CRASHES.format(server=server, times=times - 1)))
         return Assignment(self._table, self._servers, state)
 
     async def keep(self, server: int, table: int, state: ShardState) -> None:

@@ -216,7 +216,7 @@ class Evaluator:
         return fetch_dataset(self._spec)
 
     def _reported(self, call: Callable[[], Result]) -> Result | None:
-        with reporting(self._coordinator, "evaluator"):
+        with reporting(self._coordinator):
             return call()
         return None
 

@@ -15,6 +15,7 @@ import torch
 from ray.exceptions import RayError
 
 from raytrain_app.actors import Actor, wait_for
+from raytrain_app.errors import TrainingError
 from raytrain_app.job import job_from_dict
 from raytrain_app.strategies.parameter_server.conductor import Conductor
 from raytrain_app.strategies.parameter_server.coordinator import Assignment, Beat, Orders
@@ -191,4 +192,4 @@ class Server:
         text = f"parameter server {self.number}: {type(error).__name__}: {error}"
         trace = "".join(traceback.format_exception(error))
         with suppress(RayError):  # the run may be over by now
-            wait_for(self._coordinator.fail.remote(f"server {self.number}", text, trace))
+            wait_for(self._coordinator.fail.remote(TrainingError(text, trace)))

@@ -148,6 +148,9 @@ def test_no_server_and_other_servers(head: Head) -> None:
     (port,) = free_ports(1)
     with pytest.raises(ClusterError, match=r"no Ray job server answers at http://127.0.0.1:\d+: .*`ray dashboard cluster.yaml`"):
         connect(f"http://127.0.0.1:{port}")
+    for address in (f"127.0.0.1:{port}", "auto", "ray://127.0.0.1:10001"):  # which Ray's client would look for in other places
+        with pytest.raises(JobError, match=r"expected the URL of a job server, such as http://localhost:8265"):
+            connect(address)
     # This process sends no token.
     with pytest.raises(JobError, match=r"refuses: it asks for a token, and none was sent; put the cluster's token"):
         connect(head.url)

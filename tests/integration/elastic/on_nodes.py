@@ -71,7 +71,8 @@ def main(name: str, storage: Path) -> None:
     scenario, count = SCENARIOS[name]
     with contextlib.ExitStack() as stack:
         nodes = stack.enter_context(local_nodes(slow_job(storage, name, workers=count), count))
-        job = slow_job(storage, name, train=TRAIN, scaling={"workers": "1..2", "wait_s": 5})
+        patience = {"heartbeat_s": 30 if name == "cut-off" else 3}
+        job = slow_job(storage, name, train=TRAIN, scaling={"workers": "1..2", "wait_s": 5}, failure=patience)
         machine = stack.enter_context(far_machine(nodes)) if name == "cut-off" else None
         run = Disturbed(job, {40: lambda run: scenario(run, machine or nodes)})
         if name == "gone":

@@ -183,14 +183,20 @@ def test_a_machine_that_falls_silent(tmp_path: Path, repository: Path) -> None:
 
 
 def test_a_machine_whose_packets_are_dropped_for_a_while(tmp_path: Path, repository: Path) -> None:
-    """The others go on without its worker; once it is heard again, what is left of that worker disturbs nobody."""
+    """The others go on without its worker long before `failure.heartbeat_s`, here 30 s, since nothing answers there any more.
+
+    Once it is heard again, what is left of that worker disturbs nobody, and another one comes.
+    """
     reason = lacking()
     if reason:
         pytest.skip(reason)
     seen = on_nodes("cut-off", tmp_path, repository)
     there = [event["worker"] for event in seen["join"] if event["node"] == seen["far"]]
-    assert [(event["worker"], event["cause"]) for event in seen["worker_lost"]] == [(there[0], "silent")]
-    assert all(event["receipt"]["paused_s"] < 6 for event in seen["disruption"])
+    assert [(event["worker"], event["cause"]) for event in seen["node_lost"]] == [(there[0], "died")]
+    assert seen["worker_lost"] == []
+    assert len(there) == 2
+    assert all(event["receipt"]["paused_s"] < 15 for event in seen["disruption"])
+    assert all(seconds >= 0 for event in seen["disruption"] for seconds in event["receipt"]["worker_seconds"].values())
 
 
 def test_a_run_whose_last_node_is_lost_gives_up_in_time(tmp_path: Path, repository: Path) -> None:

@@ -32,11 +32,13 @@ class Emulator:
     Attributes:
         instances: the machines that there are, by name, as the API describes them.
         refusal: code and message of the error that every wish for a machine ends with while it is set.
+        outage: while it is set, nobody is told which machines there are.
     """
 
     def __init__(self, network: Network, folder: Path, environment: dict[str, str]) -> None:
         self.instances: dict[str, dict[str, Any]] = {}
         self.refusal: dict[str, str] = {}
+        self.outage = False
         self._machines: dict[str, Machine] = {}
         self._network, self._folder = network, folder
         self._metadata: dict[str, Any] = {"items": []}
@@ -61,8 +63,9 @@ class Emulator:
                 if instance["status"] == "RUNNING" and instance["labels"].get("ray-user-node-type") == kind
             ]
 
-    def address(self, name: str) -> str:
-        return self._machines[name].address
+    def at(self, address: str) -> str:
+        """Name of the machine at the address."""
+        return next(name for name, machine in self._machines.items() if machine.address == address)
 
     def reclaim(self, name: str) -> None:
         """Takes a spot machine back: the notice, the shutdown, the end. Returns at once."""
@@ -103,6 +106,8 @@ class Emulator:
     def _instances(
         self, method: str, name: str | None, relabel: bool, query: dict[str, list[str]], body: dict[str, Any]
     ) -> Answer:
+        if name is None and method == "GET" and self.outage:
+            return 503, {"error": {"code": 503, "message": "The service is currently unavailable."}}
         if name is None and method == "GET":
             expression = query.get("filter", [""])[0]
             return 200, {"items": [instance for instance in self.instances.values() if _matches(instance, expression)]}

@@ -27,7 +27,7 @@ JOB: dict[str, Any] = {
     "task": "paced:TASK",
     "model": {"name": "cnn"},
     "data": {"source": "mnist-sample"},
-    "train": {"epochs": 3, "global_batch_size": 64, "virtual_shards": 3, "seed": 0},
+    "train": {"epochs": 2, "global_batch_size": 64, "virtual_shards": 3, "seed": 0},
     "optimizer": {"name": "adam", "lr": 0.002},
     # A whole machine for each worker, so that three workers need three machines.
     "scaling": {"workers": "1..3", "resources_per_worker": {"CPU": 4}},
@@ -66,7 +66,11 @@ class Run:
         """Workers of the newest generation."""
         return max([(event["generation"], event["workers"]) for event in self.events("generation")], default=(0, 0))[1]
 
-    def wait_for(self, condition: Callable[[], object], seconds: float = 180.0) -> None:
+    def hosts(self) -> list[str]:
+        """Addresses of the machines that its workers were on, the newest last."""
+        return [event["host"] for event in self.events("join")]
+
+    def wait_for(self, condition: Callable[[], object], seconds: float = 240.0) -> None:
         def check() -> bool:
             if self.process.poll() is not None and not condition():
                 raise AssertionError(f"the job has ended: {self.output()}")
@@ -131,7 +135,10 @@ class Cluster:
         slow.touch()
         command = ["raytrain", "submit", "job.yaml", "--address", self.url, "--env", "SLOW_WHILE", *options]
         with self._box.running(*command, cwd=project, SLOW_WHILE=str(slow)) as process:
-            yield Run(self._box, process, job["name"], slow)
+            try:
+                yield Run(self._box, process, job["name"], slow)
+            finally:
+                slow.unlink(missing_ok=True)  # whatever is left of it ends soon
 
     def _reachable(self) -> bool:
         with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", self._port), 1):
@@ -178,43 +185,53 @@ def test_a_run_on_spot_machines(box: Box, cluster: Cluster, tmp_path: Path, undi
         box.emulator.lose(second)
         run.wait_for(lambda: run.events("worker_lost", "node_lost"))
         result = run.finish()
+        # It did not take `failure.heartbeat_s` to see that the machine is gone.
+        assert [(event["kind"], event["cause"]) for event in run.events("worker_lost", "node_lost")] == [("node_lost", "died")]
+        assert all(seconds >= 0 for event in run.events("disruption") for seconds in event["receipt"]["worker_seconds"].values())
         assert RunDirectory.open(run.uri).checkpoints.exists("latest")
     assert result["weights_sha256"] == undisturbed(JOB)
 
 
-def test_parameter_servers_lose_a_machine(box: Box, cluster: Cluster, tmp_path: Path) -> None:
-    job = {**JOB, "name": "servers", "model": {"name": "linear"}, "strategy": {"name": "parameter_server"}}
-    with cluster.submitted(tmp_path, job) as run:
-        run.wait_for(lambda: run.workers() >= 2)
-        box.emulator.lose(box.emulator.named("cpu")[0])
-        run.wait_for(lambda: run.events("worker_lost", "node_lost"))
-        run.finish()
-
-
-def test_keras_loses_a_machine(box: Box, cluster: Cluster, tmp_path: Path, undisturbed: Callable[..., str]) -> None:
-    job = {**JOB, "name": "keras", "model": {"name": "mlp"}, "framework": "tensorflow"}
-    with cluster.submitted(tmp_path, job) as run:
-        run.wait_for(lambda: run.workers() >= 2)
-        box.emulator.lose(box.emulator.named("cpu")[0])
-        run.wait_for(lambda: run.events("worker_lost", "node_lost"))
-        result = run.finish()
-    assert result["weights_sha256"] == undisturbed(job)
+def test_two_runs_at_once_lose_a_machine_each(
+    box: Box, cluster: Cluster, tmp_path_factory: pytest.TempPathFactory, undisturbed: Callable[..., str]
+) -> None:
+    """Parameter servers and Keras: each run gets machines of its own, and goes on without the one that vanishes."""
+    job = {**JOB, "scaling": {"workers": "1..2", "resources_per_worker": {"CPU": 4}}}
+    servers = {**job, "name": "servers", "model": {"name": "linear"}, "strategy": {"name": "parameter_server"}}
+    keras = {**job, "name": "keras", "model": {"name": "mlp"}, "framework": "tensorflow"}
+    with (
+        cluster.submitted(tmp_path_factory.mktemp("keras"), keras) as one,
+        cluster.submitted(tmp_path_factory.mktemp("servers"), servers) as other,
+    ):
+        one.wait_for(lambda: one.workers() == 2)
+        other.wait_for(lambda: other.workers() == 2)
+        assert not set(one.hosts()) & set(other.hosts())
+        for run in (one, other):
+            box.emulator.lose(box.emulator.at(run.hosts()[-1]))
+        one.wait_for(lambda: one.events("node_lost"))
+        other.wait_for(lambda: other.events("node_lost"))
+        other.finish()
+        result = one.finish()
+    assert result["weights_sha256"] == undisturbed(keras)
 
 
 def test_machines_that_do_not_come_and_gpus_that_are_none(box: Box, cluster: Cluster, tmp_path: Path) -> None:
-    """Who waits for a machine is told why it does not come; one that comes without its GPU's driver ends the run at once."""
+    """Who waits for a machine is told why none comes; one that comes without its GPU's driver ends the run at once."""
     job = {**JOB, "name": "gpu", "scaling": {"workers": 1, "resources_per_worker": {"GPU": 1}}}
-    box.emulator.refusal = {
+    box.emulator.outage = True
+    refusal = {
         "code": "QUOTA_EXCEEDED",
         "message": "Quota 'NVIDIA_T4_GPUS' exceeded.  Limit: 0.0 in region us-west1.",
     }
     with cluster.submitted(tmp_path, job) as run:
+        run.wait_for(lambda: "the autoscaler has failed since" in run.said())
+        box.emulator.refusal, box.emulator.outage = refusal, False
         run.wait_for(lambda: "Quota 'NVIDIA_T4_GPUS' exceeded" in run.said())
         box.emulator.refusal = {}
         output = run.output()
     assert "ask for a larger quota" in output
     assert "declares a GPU, and PyTorch sees none there" in output
-    assert run.process.returncode == 4, output
+    assert run.process.returncode == 3, output
 
 
 def test_storage_that_only_the_head_sees(box: Box, cluster: Cluster, tmp_path: Path) -> None:

@@ -115,6 +115,14 @@ def test_a_bucket_needs_an_account_on_the_workers(file: ClusterFile) -> None:
     assert "add serviceAccounts: [{email: default, scopes: [https://www.googleapis.com/auth/cloud-platform]}]" in text
 
 
+def test_keras_needs_tensorflow_on_the_nodes(file: ClusterFile) -> None:
+    job = make_job(1).model_copy(update={"framework": "tensorflow"})
+    (text,) = fit_problems(job, file)
+    assert text.startswith("setup_commands: the job needs TensorFlow, and no command installs it")
+    file.data["setup_commands"][-2] = file.data["setup_commands"][-2].replace("[gcp]", "[gcp,tensorflow]")
+    assert list(fit_problems(job, file)) == []
+
+
 def test_a_tpu_type_holds_no_workers(file: ClusterFile) -> None:
     file.data["available_node_types"]["tpu"] = {"resources": {"CPU": 96, "TPU": 4}, "node_config": {"acceleratorType": "v4-8"}}
     assert [place.name for place in places(make_job(1), file)] == ["cpu"]

@@ -6,6 +6,7 @@ import asyncio
 from typing import Any
 
 from raytrain_app.elastic.membership import Membership
+from raytrain_app.errors import DataError
 
 
 def test_workers_get_the_data_set_when_the_run_opens() -> None:
@@ -25,7 +26,7 @@ def test_workers_learn_that_the_run_was_over_before_it_began() -> None:
         membership = Membership(1, 0, 30.0)
         early = asyncio.create_task(membership.dataset())
         await asyncio.sleep(0.01)
-        await membership.fail("driver", "bad rows")
+        await membership.fail(DataError("bad rows"))
         return await early
 
     assert asyncio.run(scenario()) == []

@@ -10,7 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from raytrain_app.elastic.progress import Progress, Stopwatch, record_clock, steps_per_epoch
+from raytrain_app.elastic.progress import UNDECIDED, Progress, Stopwatch, record_clock, steps_per_epoch
+from raytrain_app.elastic.receipts import CLASSES
 from raytrain_app.job import Job, job_from_dict
 
 
@@ -114,3 +115,20 @@ def test_a_workers_seconds_add_up_to_its_lifetime() -> None:
     assert seconds["idle"] >= 0.01
     assert sum(seconds.values()) == pytest.approx(time.monotonic() - started_s, abs=0.01)
     assert watch.seconds["idle"] == 0.0
+
+
+def test_seconds_of_a_step_under_way_are_taken_back_from_no_class() -> None:
+    """What was told of them stays true when the step is thrown away: no class ever shrinks."""
+    watch = Stopwatch()
+    watch.switch("useful")
+    time.sleep(0.02)
+    under_way = watch.read()
+    watch.switch("idle", book="redone")
+    after = watch.read()
+    assert under_way[UNDECIDED] >= 0.02
+    assert all(after[name] >= under_way[name] for name in CLASSES)
+    assert after["redone"] >= 0.02
+    watch.switch("useful")
+    settled = watch.settle()
+    assert settled[UNDECIDED] == 0.0
+    assert sum(settled.values()) == pytest.approx(sum(watch.read().values()), abs=0.01)

@@ -16,7 +16,7 @@ class Stream:
         self.receipts = Receipts()
 
     def event(self, kind: str, time_s: float, **details: Any) -> None:
-        self.receipts.event({"kind": kind, "time": time_s, **details}, SECONDS)
+        self.receipts.event({"kind": kind, "time": time_s, **details})
 
     def step(self, step: int, time_s: float, seconds: dict[str, float] | None = None) -> dict[str, Any] | None:
         return self.receipts.step({"kind": "step", "step": step, "samples": 64 * step, "time": time_s}, seconds or SECONDS)
