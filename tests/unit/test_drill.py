@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from typing import Any
 
 from hypothesis import given
@@ -9,7 +10,8 @@ from hypothesis import strategies as st
 
 from raytrain_app.bench.elastic import Figures, lines
 from raytrain_app.drill import DrillResult
-from raytrain_app.faults import KINDS, plan_faults
+from raytrain_app.faults import KINDS, LOOK_S, Fault, Injector, plan_faults
+from raytrain_app.report.updates import Update
 from raytrain_app.storage.audit import EpochAudit
 
 CALM = {
@@ -34,6 +36,29 @@ def test_a_schedule_has_all_faults_in_order_and_spares_the_ends(seed: int, count
 
 def found(audit: EpochAudit, same_bits: bool = True, **changes: Any) -> list[str]:
     return DrillResult({**CALM, **changes}, CALM, [], [audit], same_bits).broken
+
+
+class NobodyThere(Injector):
+    """Finds nobody to strike."""
+
+    looks = 0
+
+    def _strike(self, kind: str, entry: dict[str, Any]) -> bool:
+        self.looks += 1
+        return False
+
+
+def test_a_fault_that_finds_nobody_waits_until_somebody_has_taken_a_step() -> None:
+    """Workers that are struck down before they can take one look like a task that crashes."""
+    injector = NobodyThere([Fault("kill", 1)], 0, "nowhere", 2, None)
+    injector.watch(Update("step", "", {"step": 1}))
+    time.sleep(3 * LOOK_S)
+    assert injector.looks == 1
+    injector.watch(Update("step", "", {"step": 2}))
+    time.sleep(3 * LOOK_S)
+    assert injector.looks == 2
+    injector.join()
+    assert injector.committed[0]["skipped"] == "nobody was there"
 
 
 def test_a_drill_tells_each_broken_promise() -> None:
