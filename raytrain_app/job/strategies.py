@@ -28,7 +28,8 @@ class ParameterServer(Section):
         correction: how a gradient that missed updates is corrected; see the README for each one's source.
         update: the servers' update rule. "auto" is that of `optimizer`; any other takes its learning rate, schedule and
             weight decay from there.
-        server_cpus: CPUs that each server takes from the cluster, and computes with.
+        server_cpus: CPUs that each server takes from the cluster, and computes with. Without any it borrows up to four for
+            moments.
     """
 
     name: Literal["parameter_server"]

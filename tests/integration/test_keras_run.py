@@ -67,6 +67,7 @@ TELLING: dict[str, Any] = {
 }
 
 
+@pytest.mark.slow
 def test_a_killed_leader_changes_nothing(tmp_path: Path, replicas: Replicas) -> None:
     """Two workers, of which the one dies whose callbacks are called, against one worker that is left alone."""
     known = set(sys.modules)

@@ -43,7 +43,9 @@ def rows(replicas: Replicas) -> Dataset:
     return replicas.load(make_job("linear"), 722, 101, 57)
 
 
-@pytest.mark.parametrize("model", MODELS)
+@pytest.mark.parametrize(
+    "model", [*(pytest.param(model, marks=pytest.mark.slow) for model in ("linear", "mlp", "cnn")), "dropout-batchnorm"]
+)
 def test_weights_and_metrics_are_the_same_for_any_number_of_workers(model: str, replicas: Replicas, rows: Dataset) -> None:
     job = make_job(model)
     alone, *others = [replicas.run(job, workers, rows) for workers in WORKERS]
@@ -135,7 +137,7 @@ def test_early_stopping_is_decided_once_for_all(replicas: Replicas, rows: Datase
     assert several.comparable == alone.comparable
 
 
-@pytest.mark.parametrize("schedule", ["linear", "cosine"])
+@pytest.mark.parametrize("schedule", [pytest.param("linear", marks=pytest.mark.slow), "cosine"])
 def test_the_learning_rate_follows_the_step(schedule: str, replicas: Replicas, rows: Dataset) -> None:
     warmup = 4
     job = job_from_dict(

@@ -29,7 +29,13 @@ def weights(job: Job, outcome: Outcome) -> Arrays:
     return found[0].weights
 
 
-@pytest.mark.parametrize("task", ["mnist", "tests.integration.given_tasks:UNUSED"], ids=["linear", "unused-parameter"])
+@pytest.mark.parametrize(
+    "task",
+    [
+        pytest.param("mnist", marks=pytest.mark.slow, id="linear"),
+        pytest.param("tests.integration.given_tasks:UNUSED", id="unused-parameter"),
+    ],
+)
 def test_fast_reduction_trains_as_well(task: str, replicas: Replicas) -> None:
     model = {"name": "linear" if task == "mnist" else "net"}
     job, exact = make_job(task, model), make_job(task, model, reduction="exact")
@@ -43,6 +49,7 @@ def test_fast_reduction_trains_as_well(task: str, replicas: Replicas) -> None:
     assert steps == pytest.approx([steps[0]] * 3, rel=1e-3)
 
 
+@pytest.mark.slow
 def test_a_checkpoint_of_four_workers_goes_on_with_one_and_back(replicas: Replicas) -> None:
     def job(epochs: int, reduction: str = "fast") -> Job:
         model = {"name": "cnn", "channels": 4, "hidden": 16, "batch_norm": True}

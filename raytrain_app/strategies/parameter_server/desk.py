@@ -12,6 +12,7 @@ import torch
 from raytrain_app.strategies.parameter_server.lead import Lead
 from raytrain_app.strategies.parameter_server.ledger import WAIT, Outcome
 from raytrain_app.strategies.parameter_server.memory import bytes_of
+from raytrain_app.strategies.parameter_server.pieces import Pieces
 from raytrain_app.strategies.parameter_server.session import Session
 from raytrain_app.strategies.parameter_server.shard import Policy, Push, Shard, ShardState, Status
 from raytrain_app.strategies.parameter_server.stats import Stats
@@ -52,6 +53,9 @@ class HungUp(Exception):
 class Desk:
     """A range, and with the first one the lead, shared by the threads of all connections.
 
+    Args:
+        pieces: threads that compute; the caller's alone without.
+
     Attributes:
         lock: guards everything; waits on it end when something has changed.
         changed: set when an epoch has ended.
@@ -60,7 +64,8 @@ class Desk:
         captured: states at the ends of the last epochs, by epoch from 1.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, pieces: Pieces | None = None) -> None:
+        self._pieces = pieces
         self.lock = threading.Condition()
         self.changed = threading.Event()
         self.shard: Shard | None = None
@@ -80,7 +85,7 @@ class Desk:
             self._hang_up()
             if self.shard is not None:
                 self.shard.versions.close()
-            self.shard, self.lead, self.table = Shard(policy, state), lead, table
+            self.shard, self.lead, self.table = Shard(policy, state, self._pieces), lead, table
             self.durable = state.version
             self.captured.clear()
             self.lock.notify_all()
@@ -98,14 +103,14 @@ class Desk:
         with self.lock:
             self.table = self._handed_on if self.table < 0 else self.table
 
-    def state(self) -> ShardState:
-        """Everything as of now."""
+    def state(self, *, copy: bool = True) -> ShardState:
+        """Everything as of now; see `Shard.state`."""
         with self.lock:
-            return self._state()
+            return self._state(copy=copy)
 
-    def _state(self) -> ShardState:
+    def _state(self, *, copy: bool = True) -> ShardState:
         assert self.shard is not None, "a state was asked for before `install`"
-        state = self.shard.state()
+        state = self.shard.state(copy=copy)
         state.ledger = self.lead.to_json() if self.lead is not None else {}
         return state
 

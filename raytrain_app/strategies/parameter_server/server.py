@@ -22,6 +22,7 @@ from raytrain_app.strategies.parameter_server.coordinator import Assignment, Bea
 from raytrain_app.strategies.parameter_server.desk import Desk
 from raytrain_app.strategies.parameter_server.lead import Lead
 from raytrain_app.strategies.parameter_server.meters import Meters
+from raytrain_app.strategies.parameter_server.pieces import Pieces
 from raytrain_app.strategies.parameter_server.policy import options, plan_of, policy_of
 from raytrain_app.strategies.parameter_server.serving import Serving
 from raytrain_app.strategies.parameter_server.shard import ShardState
@@ -34,6 +35,8 @@ KEEP_S = 0.5
 """Shortest pause between two states that are sent to the coordinator."""
 KEEP_SHARE = 0.05
 """Part of the time that sending them may take."""
+BORROWED_THREADS = 4
+"""Most threads of a server that has no CPUs of its own."""
 
 
 class Server:
@@ -49,11 +52,13 @@ class Server:
 
     def __init__(self, number: int, job: Mapping[str, Any], num_rows: int, coordinator: Actor, evaluator: Actor) -> None:
         self.number, self._job, self._num_rows = number, job_from_dict(job), num_rows
-        torch.set_num_threads(max(1, int(options(self._job).server_cpus)))
+        torch.set_num_threads(1)
         context = ray.get_runtime_context()
         self._handle, self._node_id = context.current_actor, context.get_node_id()
         self._coordinator = coordinator
-        self._desk = Desk()
+        # Without CPUs of its own a server computes for moments only, on cores that are likely to be idle: workers wait for it.
+        threads = int(options(self._job).server_cpus) or min(os.cpu_count() or 1, BORROWED_THREADS)
+        self._desk = Desk(Pieces(threads))
         self._serving = Serving(self._desk, ray.util.get_node_ip_address(), self._fail)
         self._conductor = Conductor(self._job, self._desk, coordinator, evaluator) if number == 0 else None
         self._meters = Meters(self._job.name, number)
@@ -168,8 +173,15 @@ class Server:
         with self._desk.lock:
             if self._desk.table < 0 or (self._mark() == self._kept_mark and not urgent):
                 return
-            mark, state = self._mark(), self._desk.state()
-        wait_for(self._coordinator.keep.remote(self.number, self._table, state))
+            assert self._desk.shard is not None, "a table without a range"
+            mark, versions, state = self._mark(), self._desk.shard.versions, self._desk.state(copy=False)
+            pinned = versions.pin()
+        try:
+            kept = self._coordinator.keep.remote(self.number, self._table, state)  # copies it
+        finally:
+            with self._desk.lock:
+                versions.unpin(pinned)
+        wait_for(kept)
         self._desk.durable = state.version
         if self._conductor is not None:
             self._conductor.kept(state)

@@ -1,4 +1,4 @@
-"""One server's part of the parameters, and the rules by which pushes change it. No sockets, no Ray, no threads in here."""
+"""One server's part of the parameters, and the rules by which pushes change it. No sockets and no Ray in here."""
 
 from __future__ import annotations
 
@@ -14,13 +14,12 @@ import torch
 from raytrain_app.elastic.plan import Node, children
 from raytrain_app.strategies.parameter_server.correction import Correction, root_mean_square
 from raytrain_app.strategies.parameter_server.memory import Versions
+from raytrain_app.strategies.parameter_server.pieces import ALIGNMENT, Pieces
 from raytrain_app.strategies.parameter_server.update import Slots, Update
 from raytrain_app.strategies.parameter_server.window import Window
 
 PIECE = 1 << 15
 """Elements of one piece of an update: 128 KiB an operand."""
-RANGE_ALIGNMENT = 64
-"""Elements to which ranges are rounded, so that a kernel rounds each element as it would in one piece."""
 
 
 class Status(enum.IntEnum):
@@ -110,8 +109,9 @@ class Push:
 class Shard:
     """A range of the flat vector with its slots. Callers hold the server's lock."""
 
-    def __init__(self, policy: Policy, state: ShardState) -> None:
+    def __init__(self, policy: Policy, state: ShardState, pieces: Pieces | None = None) -> None:
         self.policy, self.start, self.stop = policy, state.start, state.stop
+        self._pieces = pieces or Pieces()
         self.num_parameters = min(max(policy.num_parameters - state.start, 0), state.stop - state.start)
         self.versions = Versions(torch.from_numpy(np.array(state.vector)))
         self.slots: Slots = {name: torch.from_numpy(np.array(slot)) for name, slot in state.slots.items()}
@@ -172,12 +172,17 @@ class Shard:
         """Epochs of which every lease has been applied."""
         return self.applied.low // (self.policy.steps_per_epoch * self.policy.parts)
 
-    def state(self) -> ShardState:
-        """A copy, as of now."""
+    def state(self, *, copy: bool = True) -> ShardState:
+        """Everything, as of now.
+
+        Args:
+            copy: the parameters too. Without, they are the current version itself, which stays as it is while it is pinned.
+        """
+        vector = self.versions.current.numpy()
         return ShardState(
             self.start,
             self.stop,
-            self.versions.current.numpy().copy(),
+            vector.copy() if copy else vector,
             {name: slot.numpy().copy() for name, slot in self.slots.items()},
             self.counters.numpy().copy(),
             self.version,
@@ -203,16 +208,18 @@ class Shard:
         index = self.versions.spare()
         new = self.versions.tensor(index)
         self.updates += 1
-        # Rules that go over their operands several times do so in pieces that stay in the cache.
-        size = n if policy.update.name == "sgd" and not (staleness and policy.correction.needs_base) else PIECE
-        for start in range(0, n, max(1, size)):
-            piece = slice(start, min(start + size, n))
+
+        def update(piece: slice) -> None:
             slots = {name: slot[piece] if slot.numel() == n else slot for name, slot in self.slots.items()}
             known = None if base is None else base[piece]
             corrected = policy.correction.apply(push.vector[piece], push.lr, staleness, old[piece], known, slots)
             policy.update.apply(old[piece], corrected.gradient, slots, corrected.lr, self.updates, new[piece])
             if corrected.divisor is not None:
                 new[piece].sub_(old[piece]).div_(corrected.divisor).add_(old[piece])
+
+        # Rules that go over their operands several times do so in pieces that stay in the cache.
+        once = policy.update.name == "sgd" and not (staleness and policy.correction.needs_base)
+        self._pieces.each(n, max(n, 1) if once else PIECE, update)
         if n < len(old):
             # A weighted mean can never run away, however old the sender's statistics are.
             torch.lerp(old[n:], push.vector[n:], 1.0 / (1 + staleness), out=new[n:])
@@ -246,6 +253,6 @@ def _tree_sum(leaves: Sequence[torch.Tensor], node: Node) -> torch.Tensor:
 
 def ranges(size: int, servers: int) -> list[tuple[int, int]]:
     """Cuts a flat vector of `size` elements into `servers` ranges of nearly equal length, some empty if it is short."""
-    blocks = -(-size // RANGE_ALIGNMENT)
-    cuts = [min(size, blocks * server // servers * RANGE_ALIGNMENT) for server in range(servers + 1)]
+    blocks = -(-size // ALIGNMENT)
+    cuts = [min(size, blocks * server // servers * ALIGNMENT) for server in range(servers + 1)]
     return list(itertools.pairwise(cuts))
