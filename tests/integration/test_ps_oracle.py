@@ -46,7 +46,7 @@ def test_ten_kills(ray_local: None, tmp_path: Path, sync: str) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(1800)
+@pytest.mark.timeout(2400)
 @pytest.mark.parametrize("seed", [11, 12])
 def test_two_hundred_kills(ray_local: None, tmp_path: Path, seed: int) -> None:
     rng = random.Random(seed)
