@@ -7,7 +7,6 @@ minute and more, so it has repeats of its own.
 
 from __future__ import annotations
 
-import bisect
 import itertools
 import logging
 import os
@@ -148,10 +147,10 @@ class _Run(WatchedRun):
         return max(0, before[-1].step + int((at_s - before[-1].time_s) / pace_s) - min(resumed))
 
     def _first(self, after_s: float, workers: int | None) -> int:
-        first = bisect.bisect_right(self.steps, after_s, key=lambda step: step.time_s)
-
         def found() -> list[int]:
-            return [n for n in range(first, len(self.steps)) if workers in (None, self.steps[n].workers)][:1]
+            # Steps that were told late, after their workers' death, are out of order: none is looked up by its place.
+            known = list(enumerate(self.steps))
+            return [n for n, step in known if step.time_s > after_s and workers in (None, step.workers)][:1]
 
         return int(self.until(found, f"a step with {workers} workers")[0])
 
@@ -229,6 +228,7 @@ def _lose_node(run: _Run, figures: Figures, nodes: LocalNodes) -> None:
 
 
 def _lose_all(run: _Run, figures: Figures) -> None:
+    run.resumed.clear()
     at_s = time.time()
     for worker in run.there():
         os.kill(worker["pid"], signal.SIGKILL)

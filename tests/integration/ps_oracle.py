@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import random
 import signal
+import threading
 import time
 import uuid
 from collections.abc import Iterator, Mapping
@@ -69,11 +70,13 @@ class Pusher:
         self._coordinator, self._bulk, self._local = coordinator, bulk, local
         self._rng = random.Random(f"{seed} {os.getpid()}")
         self._log = os.open(Path(folder, f"{uuid.uuid4().hex}.log"), os.O_CREAT | os.O_WRONLY | os.O_APPEND)
+        # From the constructor, which is called again after each death: of a call that is retried Ray may lose track.
+        threading.Thread(target=self._push_for_ever, daemon=True).start()
 
     def pid(self) -> int:
         return os.getpid()
 
-    def push_for_ever(self) -> None:
+    def _push_for_ever(self) -> None:
         """Pushes ones."""
         name, parts = f"w-{uuid.uuid4().hex[:8]}", BULK_PARTS if self._bulk else 0
         client = Client(self._where, name, Layout(SIZE, 0, 0), parts=parts, local=self._local)
@@ -140,13 +143,11 @@ class Oracle:
         self.services = ParameterServers(spec, ENDLESS_ROWS, zeros)
         actor: Any = ray.remote(Pusher)
         self._pushers = [
-            actor.options(num_cpus=0, max_restarts=-1, max_task_retries=-1, max_concurrency=2).remote(
+            actor.options(num_cpus=0, max_restarts=-1, max_task_retries=-1).remote(
                 self._coordinator, str(self.folder), self.sync == "bulk", self.seed + number, number % 2 == 0
             )
             for number in range(self.workers)
         ]
-        for pusher in self._pushers:
-            pusher.push_for_ever.remote()
         self.wait_until_pushes(10)
         return self
 
