@@ -135,6 +135,7 @@ class Replicas:
         deadline_s = time.monotonic() + LIMIT_S
         while not outcome.summaries and outcome.failure is None:
             assert time.monotonic() < deadline_s, "the run does not end"
+            ray.get(ray.wait(ends, timeout=0)[0])  # an error outside of what is reported is not waited for
             self._take(membership, outcome)
         ray.get(ends)
         self._take(membership, outcome)

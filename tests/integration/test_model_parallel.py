@@ -56,10 +56,8 @@ def whole(replicas: Replicas, rows: Dataset) -> Outcome:
     return outcome
 
 
-SLOW = ("tensor", "pipeline", "gpipe", "interleaved", "fsdp-tensor")
-
-
-@pytest.mark.parametrize("cut", [pytest.param(cut, marks=pytest.mark.slow if cut in SLOW else ()) for cut in CUTS])
+@pytest.mark.slow
+@pytest.mark.parametrize("cut", CUTS)
 def test_a_cut_model_has_the_losses_of_the_whole_one(cut: str, replicas: Replicas, rows: Dataset, whole: Outcome) -> None:
     strategy = {"name": "model_parallel", **CUTS[cut]}
     peers = make_job(strategy, 4).replica_workers

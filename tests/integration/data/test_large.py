@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 import numpy as np
+import pytest
 
 STORE_MB = 100
 ROWS = 4 * STORE_MB * 1_000_000 // (28 * 28)
@@ -62,6 +63,7 @@ def write_numbered(folder: Path, rows: int) -> None:
     (folder / "train-labels-idx1-ubyte").write_bytes(head + b"\1" + np.array([rows], ">u4").tobytes() + labels.tobytes())
 
 
+@pytest.mark.slow
 def test_every_row_is_read_once_with_bounded_memory(tmp_path: Path, repository: Path) -> None:
     write_numbered(tmp_path, ROWS)
     program = PROGRAM.format(store=STORE_MB * 1_000_000)
