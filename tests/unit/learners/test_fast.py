@@ -44,6 +44,8 @@ def worker(rank: int, folder: Path) -> None:
             sums = learner.fast_shard(x[SPANS[rank]], y[SPANS[rank]], step, ROWS, FLAGS[rank])
             learner.fast_apply(0.1)
         (folder / f"{name}-{rank}").write_bytes(pickle.dumps((sums, learner.weights())))
+        dist.barrier()
+        learner.connect(1, 0)  # lets go of the process group: its threads must not outlive the interpreter
     dist.destroy_process_group()
 
 
