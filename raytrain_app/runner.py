@@ -86,7 +86,8 @@ def run(job: Job, *, resume: bool = False, address: str | None = None, on_update
     if problems:
         raise JobError("\n".join(problems))
     directory = RunDirectory.reopen(job) if resume else RunDirectory.reserve(job)
-    update(Update("phase", "starting Ray"))
+    if not ray.is_initialized():
+        update(Update("phase", "starting Ray"))
     with ray_session(address), listening(job, directory.uri, update) as update:
         if note := require_lasting(directory.folder.local_path, job):
             update(Update("note", note))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import platform
 import socket
 import traceback
@@ -30,6 +31,8 @@ from raytrain_app.task import Task, load_task
 
 NO_POOL = -1
 """Instead of a pool's number, for what is built like a worker and is none."""
+KEPT = {-1: 1 << 30, -3: 32 << 20}
+"""Bytes, by the name they have in glibc's malloc.h: M_TRIM_THRESHOLD, M_MMAP_THRESHOLD (this is the largest that it takes)."""
 
 
 @dataclass(frozen=True)
@@ -163,11 +166,23 @@ def prepare_process(job: Job) -> None:
     """Sets up the job's framework, before the task's module is imported: it may use the framework at once."""
     from raytrain_app.learners import torch_parts
 
+    _keep_memory()
     torch_parts.prepare_process(job)
     if job.framework == "tensorflow":
         from raytrain_app.learners import tensorflow_process
 
         tensorflow_process.prepare_process(job)
+
+
+def _keep_memory() -> None:
+    """Has the C library keep for the next step what a step has freed, up to 1 GiB, in blocks of up to 32 MiB.
+
+    Without it glibc gives activations back to the system after each step and then gets them anew, which zeroes them page by
+    page: a tenth to a quarter of a small CNN's step. Another C library stays as it is.
+    """
+    if platform.libc_ver()[0] == "glibc":
+        for parameter, num_bytes in KEPT.items():
+            ctypes.CDLL(None).mallopt(parameter, num_bytes)
 
 
 def build_learner(job: Job, task: Task, device: torch.device, directory: str | None = None) -> Learner:

@@ -86,6 +86,7 @@ def test_the_starter_project_for_keras_trains_as_it_is(tmp_path: Path) -> None:
     assert (tmp_path / "my-model.keras").exists()
 
 
+@pytest.mark.slow
 def test_an_error_in_the_task_shows_its_own_traceback(project: Path) -> None:
     task = project / "task.py"
     task.write_text(

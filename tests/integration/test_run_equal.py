@@ -122,6 +122,7 @@ def test_a_small_last_batch_is_no_trouble_for_batch_normalization(replicas: Repl
     assert several.comparable == alone.comparable
 
 
+@pytest.mark.slow
 def test_a_run_stopped_at_the_very_end_of_an_epoch_goes_on_with_the_next(replicas: Replicas, rows: Dataset) -> None:
     def job(epochs: int) -> Job:
         job = make_job("dropout-batchnorm", epochs=epochs)

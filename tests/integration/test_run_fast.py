@@ -29,13 +29,8 @@ def weights(job: Job, outcome: Outcome) -> Arrays:
     return found[0].weights
 
 
-@pytest.mark.parametrize(
-    "task",
-    [
-        pytest.param("mnist", marks=pytest.mark.slow, id="linear"),
-        pytest.param("tests.integration.given_tasks:UNUSED", id="unused-parameter"),
-    ],
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("task", ["mnist", "tests.integration.given_tasks:UNUSED"], ids=["linear", "unused-parameter"])
 def test_fast_reduction_trains_as_well(task: str, replicas: Replicas) -> None:
     model = {"name": "linear" if task == "mnist" else "net"}
     job, exact = make_job(task, model), make_job(task, model, reduction="exact")

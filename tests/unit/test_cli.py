@@ -7,6 +7,7 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +32,24 @@ def raytrain(*arguments: str, folder: Path | None = None) -> subprocess.Complete
         timeout=120,
         check=False,
     )
+
+
+Here = Callable[..., tuple[int, str, str]]
+
+
+@pytest.fixture
+def raytrain_here(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Here:
+    """As `raytrain`, but in this process, which has imported already what takes seconds; gives exit code, output, errors."""
+
+    def call(*arguments: str, folder: Path) -> tuple[int, str, str]:
+        monkeypatch.chdir(folder)
+        with pytest.raises(SystemExit) as end:
+            cli.main(arguments)
+        code = end.value.code
+        assert isinstance(code, int)
+        return code, *capsys.readouterr()
+
+    return call
 
 
 def write_job(folder: Path, **changes: str) -> None:
@@ -140,11 +159,13 @@ def test_wrong_command_lines_end_with_2_on_stderr(arguments: list[str], said: st
     assert "Traceback" not in done.stderr
 
 
-def test_check_prints_the_plan(tmp_path: Path) -> None:
+def test_check_prints_the_plan(tmp_path: Path, raytrain_here: Here) -> None:
     write_job(tmp_path, train="{epochs: 2, global_batch_size: 64}", scaling="{workers: 2..4}")
-    done = raytrain("check", "job.yaml", "--set", "model={name: mlp, hidden: 8}", "--name", "other", folder=tmp_path)
-    assert (done.returncode, done.stderr) == (0, "")
-    plan = {label.rstrip(): text for label, text in (line.split("  ", 1) for line in done.stdout.splitlines())}
+    code, out, err = raytrain_here(
+        "check", "job.yaml", "--set", "model={name: mlp, hidden: 8}", "--name", "other", folder=tmp_path
+    )
+    assert (code, err) == (0, "")
+    plan = {label.rstrip(): text for label, text in (line.split("  ", 1) for line in out.splitlines())}
     plan = {label: text.strip() for label, text in plan.items()}
     assert plan["run"] == "other"
     assert plan["model"] == "mlp, hidden 8, dropout 0.0, batch_norm False"
@@ -156,31 +177,31 @@ def test_check_prints_the_plan(tmp_path: Path) -> None:
     assert not (tmp_path / "runs").exists()
 
 
-def test_check_reports_all_problems_of_the_file_at_once(tmp_path: Path) -> None:
+def test_check_reports_all_problems_of_the_file_at_once(tmp_path: Path, raytrain_here: Here) -> None:
     write_job(tmp_path, train="{epoch: 2, global_batch_size: none}")
-    done = raytrain("check", "job.yaml", "--set", "optimizer.lr=-1", folder=tmp_path)
-    assert done.returncode == 2
-    assert done.stdout == ""
+    code, out, err = raytrain_here("check", "job.yaml", "--set", "optimizer.lr=-1", folder=tmp_path)
+    assert code == 2
+    assert out == ""
     for key in ("train.epoch", "train.global_batch_size", "optimizer.lr"):
-        assert key in done.stderr
+        assert key in err
 
 
-def test_check_reports_all_problems_beyond_the_file_at_once(tmp_path: Path) -> None:
+def test_check_reports_all_problems_beyond_the_file_at_once(tmp_path: Path, raytrain_here: Here) -> None:
     (tmp_path / "file").write_text("")
     write_job(tmp_path, task="mnist", model="{name: mlp, hiden: 8, dropout: 2}", data="{source: nowhere}", storage="file")
-    done = raytrain("check", "job.yaml", folder=tmp_path)
-    assert done.returncode == 2
-    assert "model.hiden: unknown option; mlp takes hidden, dropout; did you mean hidden?" in done.stderr
-    assert "model.dropout: found 2; input should be less than 1" in done.stderr
-    assert "nowhere" in done.stderr
-    assert f"{tmp_path}/file" in done.stderr
+    code, out, err = raytrain_here("check", "job.yaml", folder=tmp_path)
+    assert code == 2
+    assert "model.hiden: unknown option; mlp takes hidden, dropout; did you mean hidden?" in err
+    assert "model.dropout: found 2; input should be less than 1" in err
+    assert "nowhere" in err
+    assert f"{tmp_path}/file" in err
 
 
-def test_unknown_model_names_the_nearest(tmp_path: Path) -> None:
+def test_unknown_model_names_the_nearest(tmp_path: Path, raytrain_here: Here) -> None:
     write_job(tmp_path, model="{name: liner}")
-    done = raytrain("check", "job.yaml", folder=tmp_path)
-    assert done.returncode == 2
-    assert "model.name: found liner; expected linear, mlp; did you mean linear?" in done.stderr
+    code, out, err = raytrain_here("check", "job.yaml", folder=tmp_path)
+    assert code == 2
+    assert "model.name: found liner; expected linear, mlp; did you mean linear?" in err
 
 
 @pytest.mark.parametrize("framework", ["torch", "tensorflow"])
@@ -197,27 +218,27 @@ def test_init_writes_a_project_that_checks(framework: str, tmp_path: Path) -> No
         assert framework in done.stdout
 
 
-def test_init_overwrites_nothing(tmp_path: Path) -> None:
+def test_init_overwrites_nothing(tmp_path: Path, raytrain_here: Here) -> None:
     (tmp_path / "task.py").write_text("mine")
-    done = raytrain("init", folder=tmp_path)
-    assert done.returncode == 2
-    assert "task.py" in done.stderr
+    code, out, err = raytrain_here("init", folder=tmp_path)
+    assert code == 2
+    assert "task.py" in err
     assert (tmp_path / "task.py").read_text() == "mine"
     assert not (tmp_path / "job.yaml").exists()
 
 
-def test_init_into_a_file_is_explained(tmp_path: Path) -> None:
+def test_init_into_a_file_is_explained(tmp_path: Path, raytrain_here: Here) -> None:
     (tmp_path / "taken").write_text("")
-    done = raytrain("init", "taken/project", folder=tmp_path)
-    assert done.returncode == 2
-    assert "taken/project" in done.stderr
-    assert "Traceback" not in done.stderr
+    code, out, err = raytrain_here("init", "taken/project", folder=tmp_path)
+    assert code == 2
+    assert "taken/project" in err
+    assert "Traceback" not in err
 
 
 @pytest.mark.parametrize("example", ["mnist_torch", "mnist_ddp", "custom_task"])
-def test_examples_check(example: str, repository: Path) -> None:
-    done = raytrain("check", f"{example}.yaml", folder=repository / "examples")
-    assert (done.returncode, done.stderr) == (0, "")
+def test_examples_check(example: str, repository: Path, raytrain_here: Here) -> None:
+    code, _, err = raytrain_here("check", f"{example}.yaml", folder=repository / "examples")
+    assert (code, err) == (0, "")
 
 
 ENDINGS = [

@@ -12,7 +12,7 @@ import torch
 
 from raytrain_app.tasks.mnist import Mnist
 
-SHARD_S = 0.3
+SHARD_S = 0.6
 
 
 class Paced(Mnist):
