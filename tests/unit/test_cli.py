@@ -189,7 +189,7 @@ def test_check_reports_all_problems_of_the_file_at_once(tmp_path: Path, raytrain
 def test_check_reports_all_problems_beyond_the_file_at_once(tmp_path: Path, raytrain_here: Here) -> None:
     (tmp_path / "file").write_text("")
     write_job(tmp_path, task="mnist", model="{name: mlp, hiden: 8, dropout: 2}", data="{source: nowhere}", storage="file")
-    code, out, err = raytrain_here("check", "job.yaml", folder=tmp_path)
+    code, _, err = raytrain_here("check", "job.yaml", folder=tmp_path)
     assert code == 2
     assert "model.hiden: unknown option; mlp takes hidden, dropout; did you mean hidden?" in err
     assert "model.dropout: found 2; input should be less than 1" in err
@@ -199,7 +199,7 @@ def test_check_reports_all_problems_beyond_the_file_at_once(tmp_path: Path, rayt
 
 def test_unknown_model_names_the_nearest(tmp_path: Path, raytrain_here: Here) -> None:
     write_job(tmp_path, model="{name: liner}")
-    code, out, err = raytrain_here("check", "job.yaml", folder=tmp_path)
+    code, _, err = raytrain_here("check", "job.yaml", folder=tmp_path)
     assert code == 2
     assert "model.name: found liner; expected linear, mlp; did you mean linear?" in err
 
@@ -220,7 +220,7 @@ def test_init_writes_a_project_that_checks(framework: str, tmp_path: Path) -> No
 
 def test_init_overwrites_nothing(tmp_path: Path, raytrain_here: Here) -> None:
     (tmp_path / "task.py").write_text("mine")
-    code, out, err = raytrain_here("init", folder=tmp_path)
+    code, _, err = raytrain_here("init", folder=tmp_path)
     assert code == 2
     assert "task.py" in err
     assert (tmp_path / "task.py").read_text() == "mine"
@@ -229,7 +229,7 @@ def test_init_overwrites_nothing(tmp_path: Path, raytrain_here: Here) -> None:
 
 def test_init_into_a_file_is_explained(tmp_path: Path, raytrain_here: Here) -> None:
     (tmp_path / "taken").write_text("")
-    code, out, err = raytrain_here("init", "taken/project", folder=tmp_path)
+    code, _, err = raytrain_here("init", "taken/project", folder=tmp_path)
     assert code == 2
     assert "taken/project" in err
     assert "Traceback" not in err
