@@ -35,6 +35,7 @@ class Reader:
     def __init__(self, blocks: Blocks, max_blocks: int | None = None) -> None:
         self._blocks = blocks
         self._starts = np.asarray(blocks.starts)
+        self._row_bytes = int(np.prod(blocks.shape)) * np.dtype(blocks.dtype).itemsize
         self._max_blocks = max_blocks or blocks.window or len(blocks.refs)
         self.mapped: OrderedDict[int, Rows] = OrderedDict()
         self._lock = Lock()
@@ -60,15 +61,17 @@ class Reader:
 
         Does nothing if the rows are few and in mapped blocks, when `rows` would be ready before a thread has started.
         """
-        if len(ids) * self._row_bytes <= _BACKGROUND_BYTES and all(b in self.mapped for b in np.unique(self._block_of(ids))):
+        if len(ids) * self._row_bytes <= _BACKGROUND_BYTES and self._are_mapped(ids):
             return
         if self._thread is None:
             self._thread = ThreadPoolExecutor(1, "reader")
         self._ahead = ids.copy(), self._thread.submit(self._gather, ids.copy())
 
-    @property
-    def _row_bytes(self) -> int:
-        return int(np.prod(self._blocks.shape)) * np.dtype(self._blocks.dtype).itemsize
+    def _are_mapped(self, ids: np.ndarray) -> bool:
+        """Whether all blocks of these rows are mapped."""
+        if len(self.mapped) == len(self._blocks.refs):
+            return True
+        return all(block in self.mapped for block in np.unique(self._block_of(ids)))
 
     def _block_of(self, ids: np.ndarray) -> np.ndarray:
         return np.searchsorted(self._starts, ids, side="right") - 1

@@ -192,7 +192,7 @@ class AllReduce:
         filled = filled_shards(len(batch.rows), self.job.num_shards)
         fast = self.job.train.reduction == "fast" and filled == self.job.num_shards
         reduce = self._reduce_fast if fast else self._reduce_exact
-        total = reduce(batch, flags, [int(row) for row in batch.mine] if self.job.audit else None)
+        total = reduce(batch, flags, batch.mine.tolist() if self.job.audit else None)
         self._commit(total, lambda: self._apply(total, len(batch.rows), fast))
         return total
 
