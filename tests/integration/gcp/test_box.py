@@ -197,7 +197,9 @@ def test_two_runs_at_once_lose_a_machine_each(
 ) -> None:
     """Parameter servers and Keras: each run gets machines of its own, and goes on without the one that vanishes."""
     job = {**JOB, "scaling": {"workers": "1..2", "resources_per_worker": {"CPU": 4}}}
-    servers = {**job, "name": "servers", "model": {"name": "linear"}, "strategy": {"name": "parameter_server"}}
+    # Long enough to be under way still when Keras, which takes longer to import, has both of its workers.
+    long = {**JOB["train"], "epochs": 2}
+    servers = {**job, "name": "servers", "model": {"name": "linear"}, "strategy": {"name": "parameter_server"}, "train": long}
     keras = {**job, "name": "keras", "model": {"name": "mlp"}, "framework": "tensorflow"}
     with (
         cluster.submitted(tmp_path_factory.mktemp("keras"), keras) as one,
