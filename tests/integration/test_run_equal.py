@@ -91,13 +91,8 @@ def _assert_scores_are_those_of_the_model(job: Job, outcome: Outcome, dataset: D
     assert outcome.summary["test_loss"] == pytest.approx(torch.nn.functional.cross_entropy(outputs, labels).item(), rel=1e-5)
 
 
-@pytest.mark.parametrize(
-    "train",
-    [
-        pytest.param({"precision": "bf16"}, marks=pytest.mark.slow, id="bf16"),
-        pytest.param({"clip_norm": 0.5, "virtual_shards": 7}, id="7-shards-clip"),
-    ],
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("train", [{"precision": "bf16"}, {"clip_norm": 0.5, "virtual_shards": 7}], ids=["bf16", "7-shards-clip"])
 def test_other_arithmetic_is_equal_too(train: dict[str, Any], replicas: Replicas, rows: Dataset) -> None:
     job = make_job("dropout-batchnorm", **train)
     alone, several = replicas.run(job, 1, rows), replicas.run(job, 3, rows)
@@ -105,6 +100,7 @@ def test_other_arithmetic_is_equal_too(train: dict[str, Any], replicas: Replicas
     assert several.comparable == alone.comparable
 
 
+@pytest.mark.slow
 def test_a_small_last_batch_is_no_trouble_for_batch_normalization(replicas: Replicas) -> None:
     """900 rows in batches of 64 leave four, which four shards of one row could not normalize."""
     job = job_from_dict(

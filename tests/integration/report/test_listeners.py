@@ -149,6 +149,7 @@ def _assert_tracked(run: Run) -> None:
     assert {point.step for point in history} == {72, 144}
 
 
+@pytest.mark.slow
 def test_a_tracker_that_fails_is_named_once_and_training_goes_on(
     ray_local: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
