@@ -110,7 +110,7 @@ class Ledger:
         limit: leases from here on are not handed out; lowered to end the run early.
         done: leases that all servers have applied.
         scored: epochs whose validation is known. No lease is handed out more than one epoch beyond them.
-        draining: hand out nothing but leases that were taken back, so that soon nothing is at work.
+        draining: hand out nothing but leases that were taken back and the rest of a step begun, so that soon nothing is at work.
         ended: the run is over; asking for a lease gives `END`.
         counts: what has happened.
     """
@@ -259,7 +259,8 @@ class Ledger:
 
     def _may_start(self, lease: int, version: int) -> bool:
         plan = self.plan
-        if lease not in self._returned and (lease >= self.limit or self.draining):
+        begins_step = lease not in self._returned and lease % plan.parts == 0
+        if begins_step and (lease >= self.limit or self.draining):
             return False
         if lease >= (self.scored + 2) * plan.per_epoch:
             return False

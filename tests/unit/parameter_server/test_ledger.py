@@ -169,6 +169,21 @@ def test_draining_gives_out_only_what_was_taken_back() -> None:
     assert ledger.quiet
 
 
+def test_draining_lets_a_step_that_has_begun_come_to_its_end() -> None:
+    """A part of it waits for the others, so it would be at work for ever without them."""
+    ledger = Ledger(Plan(9, 1, parts=4, sync="bulk"))
+    assert [ledger.take(worker, 0) for worker in "ab"] == [0, 1]
+    ledger.draining = True
+    for lease in (0, 1):
+        finish(ledger, "a", lease)
+    assert not ledger.quiet
+    assert [ledger.take(worker, 0) for worker in "abc"] == [2, 3, WAIT]
+    for lease in (2, 3):
+        finish(ledger, "a", lease)
+    assert ledger.quiet
+    assert ledger.take("a", 1) == WAIT
+
+
 @dataclass
 class World:
     """Workers, servers and a ledger, with everything that may go wrong between them."""
