@@ -116,13 +116,20 @@ class Conductor:
         self._missing = lacking
 
     def _lacking(self, lead: Lead) -> set[int] | None:
-        """Leases that are done and that some other server lacks; None when one of them cannot be asked."""
+        """Leases that are done and that some other server lacks; None when one of them cannot be asked.
+
+        What the others have and the lead, which was restored, has never heard of, it hands out from now on.
+        """
         table = wait_for(self._coordinator.table.remote(None))
         if table is None or table.number != self._desk.table:
             return None
         with self._desk.lock:
             done = lead.ledger.done.to_json()
-        return set().union(*wait_for([place.handle.lacking.remote(done) for place in table.places[1:]]))
+        answers = wait_for([place.handle.lacking.remote(done) for place in table.places[1:]])
+        with self._desk.lock:
+            for _, known in answers:
+                lead.ledger.admit(known)
+        return {lease for lacking, _ in answers for lease in lacking}
 
     def _score(self, lead: Lead) -> bool:
         """Has complete epochs validated, one after the other. True when one is."""
@@ -169,6 +176,9 @@ class Conductor:
             status = "early_stopped" if progress.stopped_early else "finished" if done else "stopped"
         if self._lacking(lead) != set():
             return False
+        with self._desk.lock:
+            if not (done or ledger.quiet):  # another server knew of more
+                return False
         if orders.recorded < progress.clock:  # the driver has not written everything yet
             return self._kept_clock < progress.clock
         self._finishing = self._evaluator.finish.remote(status)

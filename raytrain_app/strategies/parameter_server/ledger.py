@@ -168,7 +168,7 @@ class Ledger:
 
     def applied(self, lease: int, outcome: Outcome) -> None:
         """The first server has applied a lease's push, now or before."""
-        self._admit(lease)
+        self.admit(lease + 1)
         self._held.pop(lease, None)
         self._returned.discard(lease)
         if lease not in self.done:
@@ -222,6 +222,15 @@ class Ledger:
 
     # ---- servers ----
 
+    def admit(self, stop: int) -> None:
+        """Some server or worker knows leases up to `stop`, so they count as handed out; a restored ledger may not have known.
+
+        Those that nobody is known to be at are handed out again.
+        """
+        if stop > self.next:
+            self._returned.update(range(self.next, stop))
+            self.next = stop
+
     def undo(self, leases: Iterable[int]) -> None:
         """Some server lacks leases that were done, after it and the worker that had pushed them were lost together."""
         for lease in leases:
@@ -273,15 +282,9 @@ class Ledger:
         return True
 
     def _hold(self, worker: str, lease: int, version: int) -> None:
-        self._admit(lease)
+        self.admit(lease + 1)
         self._returned.discard(lease)
         self._held[lease] = Held(worker, version)
-
-    def _admit(self, lease: int) -> None:
-        """Makes sure that `lease` counts as handed out, and those before it too."""
-        if lease >= self.next:
-            self._returned.update(range(self.next, lease))
-            self.next = lease + 1
 
     def _take_back(self, leases: Iterable[int]) -> None:
         for lease in leases:

@@ -71,13 +71,15 @@ class Server:
 
     # ---- asked by others ----
 
-    def lacking(self, done: Mapping[str, Any]) -> list[int]:
-        """Leases of the window `done` that this server has not applied."""
+    def lacking(self, done: Mapping[str, Any]) -> tuple[list[int], int]:
+        """Leases of the window `done` that this server has not applied, and the first lease above all that it has."""
         with self._desk.lock:
             shard = self._desk.shard
+            if shard is None:
+                return [], 0
             leases = Window.from_json(done)
-            known = [*range(shard.applied.low, leases.low), *leases.above] if shard is not None else []
-            return [lease for lease in known if shard is not None and not shard.holds(lease)]
+            told = [*range(shard.applied.low, leases.low), *leases.above]
+            return [lease for lease in told if not shard.holds(lease)], shard.known
 
     def captured(self, epoch: int) -> ShardState:
         """The state at the end of an epoch (from 1); the current one if this server was restarted since."""

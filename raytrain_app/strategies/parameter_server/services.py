@@ -24,6 +24,8 @@ from raytrain_app.strategies.parameter_server.snapshot import cut_anew
 from raytrain_app.strategies.worker import WorkerSpec
 
 POLL_S = 0.05
+SETTLE_S = 1.0
+"""How long servers that do not agree are left alone: workers connect and send again what one lacks, and the lead compares."""
 CLOSE_S = 10.0
 SERVER_THREADS = 16
 """Calls that a server answers at a time."""
@@ -137,7 +139,7 @@ class ParameterServers:
                 return states
             # A push of a worker that was given up came late, or a server was just restored: let them settle.
             wait_for([server.take_back.remote() for server in servers])
-            time.sleep(POLL_S)
+            time.sleep(SETTLE_S)
 
 
 def forget_what_will_be_done_again(job: Job, directory: RunDirectory) -> None:

@@ -158,6 +158,12 @@ class Shard:
         step, part = divmod(lease, self.policy.parts)
         return lease in self.applied or part in self._partial.get(step, ())
 
+    @property
+    def known(self) -> int:
+        """The first lease above all those whose push is here."""
+        waiting = [step * self.policy.parts + part for step, parts in self._partial.items() for part in parts]
+        return max([self.applied.low - 1, *self.applied.above, *waiting]) + 1
+
     def included(self, lease: int) -> int:
         """The version that has a lease's push in it, which is here: at the latest the current one, or that of its whole step."""
         return max(self.version, lease // self.policy.parts + 1) if self.policy.bulk else self.version

@@ -184,6 +184,22 @@ def test_draining_lets_a_step_that_has_begun_come_to_its_end() -> None:
     assert ledger.take("a", 1) == WAIT
 
 
+@pytest.mark.parametrize("plan", [Plan(9, 1), Plan(9, 1, parts=4, sync="bulk")], ids=["async", "bulk"])
+def test_a_restored_ledger_learns_of_leases_that_only_another_server_knows(plan: Plan) -> None:
+    """They were handed out after it was kept, and their worker died with the lead: nobody else would do them while it drains."""
+    ledger = Ledger.from_json(plan, Ledger(plan).to_json())
+    ledger.draining = True
+    assert ledger.quiet
+    ledger.admit(3)
+    assert not ledger.quiet
+    leases = [ledger.take(worker, 0) for worker in "abcde"]
+    assert leases == ([0, 1, 2, 3, WAIT] if plan.parts > 1 else [0, 1, 2, WAIT, WAIT])
+    for lease in leases:
+        if lease != WAIT:
+            finish(ledger, "a", lease)
+    assert ledger.quiet
+
+
 @dataclass
 class World:
     """Workers, servers and a ledger, with everything that may go wrong between them."""
