@@ -107,7 +107,7 @@ class Ledger:
 
     Attributes:
         next: the first lease that was never handed out.
-        limit: leases from here on are not handed out; lowered to end the run early.
+        limit: leases from here on are not handed out.
         done: leases that all servers have applied.
         scored: epochs whose validation is known. No lease is handed out more than one epoch beyond them.
         draining: hand out nothing but leases that were taken back and the rest of a step begun, so that soon nothing is at work.
