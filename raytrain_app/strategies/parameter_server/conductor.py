@@ -107,7 +107,7 @@ class Conductor:
         if time.monotonic() - self._reconciled_s < RECONCILE_S:
             return
         self._reconciled_s = time.monotonic()
-        lacking = self._lacking(lead)
+        lacking = self._compare(lead)
         if lacking is None:
             return
         with self._desk.lock:
@@ -115,17 +115,20 @@ class Conductor:
             self._desk.lock.notify_all()
         self._missing = lacking
 
-    def _lacking(self, lead: Lead) -> set[int] | None:
-        """Leases that are done and that some other server lacks; None when one of them cannot be asked.
+    def _compare(self, lead: Lead) -> set[int] | None:
+        """Compares what is done with what the other servers have.
 
-        What the others have and the lead, which was restored, has never heard of, it hands out from now on.
+        Leases that another one has and the lead, which was restored, has never heard of, are handed out from now on.
+
+        Returns:
+            Leases that are done and that some other server lacks; None when one of them cannot be asked.
         """
         table = wait_for(self._coordinator.table.remote(None))
         if table is None or table.number != self._desk.table:
             return None
         with self._desk.lock:
             done = lead.ledger.done.to_json()
-        answers = wait_for([place.handle.lacking.remote(done) for place in table.places[1:]])
+        answers = wait_for([place.handle.compare.remote(done) for place in table.places[1:]])
         with self._desk.lock:
             for _, known in answers:
                 lead.ledger.admit(known)
@@ -136,7 +139,7 @@ class Conductor:
         if self._scoring is None:
             with self._desk.lock:
                 epoch = lead.unscored_epoch()
-            if epoch is not None and self._lacking(lead) == set():
+            if epoch is not None and self._compare(lead) == set():
                 self._scoring = self._evaluator.score.remote(epoch)
             return False
         scored: Scored | None = _if_ready(self._scoring)
@@ -174,7 +177,7 @@ class Conductor:
             if not (done or (early and ledger.quiet)) or self._scoring is not None:
                 return False
             status = "early_stopped" if progress.stopped_early else "finished" if done else "stopped"
-        if self._lacking(lead) != set():
+        if self._compare(lead) != set():
             return False
         with self._desk.lock:
             if not (done or ledger.quiet):  # another server knew of more

@@ -107,7 +107,6 @@ class Ledger:
 
     Attributes:
         next: the first lease that was never handed out.
-        limit: leases from here on are not handed out.
         done: leases that all servers have applied.
         scored: epochs whose validation is known. No lease is handed out more than one epoch beyond them.
         draining: hand out nothing but leases that were taken back and the rest of a step begun, so that soon nothing is at work.
@@ -117,7 +116,7 @@ class Ledger:
 
     def __init__(self, plan: Plan) -> None:
         self.plan = plan
-        self.next, self.limit, self.scored = 0, plan.total, 0
+        self.next = self.scored = 0
         self.done = Window()
         self.draining = self.ended = False
         self.counts = Counts()
@@ -130,8 +129,8 @@ class Ledger:
 
     @property
     def finished(self) -> bool:
-        """Whether everything up to the limit is done."""
-        return self.done.low >= self.limit
+        """Whether everything is done."""
+        return self.done.low >= self.plan.total
 
     @property
     def quiet(self) -> bool:
@@ -269,7 +268,7 @@ class Ledger:
     def _may_start(self, lease: int, version: int) -> bool:
         plan = self.plan
         begins_step = lease not in self._returned and lease % plan.parts == 0
-        if begins_step and (lease >= self.limit or self.draining):
+        if begins_step and (lease >= plan.total or self.draining):
             return False
         if lease >= (self.scored + 2) * plan.per_epoch:
             return False

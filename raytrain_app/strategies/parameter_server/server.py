@@ -71,7 +71,7 @@ class Server:
 
     # ---- asked by others ----
 
-    def lacking(self, done: Mapping[str, Any]) -> tuple[list[int], int]:
+    def compare(self, done: Mapping[str, Any]) -> tuple[list[int], int]:
         """Leases of the window `done` that this server has not applied, and the first lease above all that it has."""
         with self._desk.lock:
             shard = self._desk.shard

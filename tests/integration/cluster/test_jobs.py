@@ -52,7 +52,7 @@ def start(url: str, command: str) -> tuple[JobClient, str]:
 
 
 def test_the_exit_code_is_the_jobs_own(head: Head) -> None:
-    codes = [0, 4, 130]
+    codes = [0, 2, 3, 4, 130]
     followers = [Follower(*start(head.url, COUNT.format(n=2, code=code))) for code in codes]
     for code, follower in zip(codes, followers, strict=True):
         ended = follower.end()
