@@ -87,7 +87,8 @@ class Channel:
         lacking = set(self._lacking)
         for sent in kept:
             if sent.lease in lacking:
-                self.ask(Request(Op.PUSH, Flag.REPLAY, confirm=sent.lease if self._is_everywhere(sent) else -1), sent)
+                confirm = sent.lease if self._is_everywhere(sent) else -1
+                self.ask(Request(Op.PUSH, Flag.REPLAY, confirm=confirm, missed=sent.missed[self.number]), sent)
                 sent.acknowledged[self.number] = self.answer().included
         self.durable = reply.durable
 

@@ -195,7 +195,7 @@ class Client:
                 if sent is not None and reply.status == Status.REFUSED:
                     sent.refused.add(number)
                 elif sent is not None:
-                    sent.acknowledged[number] = reply.included
+                    sent.acknowledged[number], sent.missed[number] = reply.included, reply.staleness
         return replies
 
     def _ask(self, number: int, request: Request, sent: Sent | None) -> bool:

@@ -209,7 +209,7 @@ class Desk:
         if status is Status.DONE:
             stats.pushes += 1
             stats.replayed += push.replay
-            stats.staleness[0 if push.replay or shard.policy.bulk else staleness] += 1
+            stats.staleness[staleness] += 1
             self.lock.notify_all()
         elif status is Status.DUPLICATE:
             stats.duplicates += 1

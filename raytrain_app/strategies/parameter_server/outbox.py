@@ -24,6 +24,7 @@ class Sent:
         counters: growth of the integer buffers.
         lr, loss, correct, rows, extra, ids: see `ledger.Outcome`.
         acknowledged: by number of the server, the version there that has it in it.
+        missed: by number of the server, the updates that it had missed there.
         refused: servers that found it too old; it must not be sent to them again.
     """
 
@@ -38,6 +39,7 @@ class Sent:
     extra: list[float] = field(default_factory=list)
     ids: list[int] = field(default_factory=list)
     acknowledged: dict[int, int] = field(default_factory=dict)
+    missed: dict[int, int] = field(default_factory=dict)
     refused: set[int] = field(default_factory=set)
 
     def safe(self, durable: dict[int, int]) -> bool:

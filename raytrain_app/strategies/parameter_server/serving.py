@@ -104,8 +104,8 @@ class Serving:
             np.frombuffer(memoryview(body)[place], kind)
             for place, kind in ((slice(scores), np.int64), (slice(scores, rest), np.float64), (slice(rest, None), np.int64))
         )
-        replay = bool(request.flags & Flag.REPLAY)
-        push = Push(request.lease, vector, torch.from_numpy(counters), request.base, request.lr, request.rows, replay)
+        missed = request.missed if request.flags & Flag.REPLAY else None
+        push = Push(request.lease, vector, torch.from_numpy(counters), request.base, request.lr, request.rows, missed)
         return push, Told(extra.tolist(), ids.tolist())
 
     def _shard(self) -> Shard:

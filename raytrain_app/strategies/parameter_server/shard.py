@@ -94,7 +94,7 @@ class Push:
         base: version of the parameters at which it was computed; -1, not known, is too old.
         lr: learning rate.
         rows: rows behind it.
-        replay: it was accepted before and is sent again to a restored server.
+        missed: it was accepted before and is sent again to a restored server: the updates that it had missed then.
     """
 
     lease: int
@@ -103,7 +103,12 @@ class Push:
     base: int
     lr: float
     rows: int
-    replay: bool = False
+    missed: int | None = None
+
+    @property
+    def replay(self) -> bool:
+        """Whether it was accepted before."""
+        return self.missed is not None
 
 
 class Shard:
@@ -128,8 +133,13 @@ class Shard:
         return {name: slot.numpy() for name, slot in slots.items()}
 
     def staleness(self, push: Push) -> int:
-        """Updates that the gradient missed."""
-        return max(0, self.version - push.base)
+        """Updates that the gradient missed; of one that is sent again, those that it had missed at first.
+
+        The version of a restored server is above all that were ever seen, so it does not count updates.
+        """
+        if self.policy.bulk:
+            return 0
+        return push.missed if push.missed is not None else max(0, self.version - push.base)
 
     def apply(self, push: Push, base: torch.Tensor | None = None) -> Status:
         """Takes a push.

@@ -57,6 +57,7 @@ class Request(NamedTuple):
         at_least: version to wait for.
         confirm: a lease that all servers have applied; -1 for none.
         returned: a lease that a server has refused; -1 for none.
+        missed: with a replay, the updates that the gradient had missed when it was applied first.
         lr, loss, correct, rows: of the push, see `shard.Push` and `ledger.Outcome`.
         extras: how many scores more than those come in the body.
         body_bytes: what follows the frame.
@@ -71,6 +72,7 @@ class Request(NamedTuple):
     at_least: int = 0
     confirm: int = -1
     returned: int = -1
+    missed: int = 0
     lr: float = 0.0
     loss: float = 0.0
     correct: float = 0.0
@@ -106,7 +108,7 @@ class Reply(NamedTuple):
     body_bytes: int = 0
 
 
-_REQUEST = struct.Struct("<BBxxiqqqqqqdddqqQ")
+_REQUEST = struct.Struct("<BBxxiqqqqqqqdddqqQ")
 _REPLY = struct.Struct("<BBxxiqqqqqQ")
 
 

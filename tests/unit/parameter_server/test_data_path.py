@@ -9,11 +9,13 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from typing import Literal
 
 import pytest
 import torch
 
 from raytrain_app.strategies.parameter_server.client import Client, Source
+from raytrain_app.strategies.parameter_server.correction import Correction
 from raytrain_app.strategies.parameter_server.desk import WAIT_S
 from raytrain_app.strategies.parameter_server.ledger import END, WAIT, Plan
 from raytrain_app.strategies.parameter_server.snapshot import cut_anew
@@ -72,9 +74,11 @@ def test_a_reply_that_is_lost_does_not_double_a_push() -> None:
         assert sum(desk.stats.duplicates for desk in made.desks) > 0, "no reply was lost, so nothing was tested"
 
 
+@pytest.mark.parametrize("correction", ["none", "staleness", "gap", "delay"])
 @pytest.mark.parametrize("local", WAYS)
-def test_a_restored_server_is_sent_what_it_lacks(local: bool) -> None:
-    with farm(servers=2) as made:
+def test_a_restored_server_is_sent_what_it_lacks(local: bool, correction: Literal["none", "staleness", "gap", "delay"]) -> None:
+    """What is sent again counts for as much as it did at first: here it had missed nothing."""
+    with farm(policy=dataclasses.replace(ONES, correction=Correction(correction)), servers=2) as made:
         client = made.client(local=local)
         lease = client.take()
         states = [desk.state() for desk in made.desks]

@@ -45,7 +45,7 @@ def test_too_old_is_refused_and_changes_nothing() -> None:
     assert shard.apply(ones(9, base=0)) is Status.REFUSED
     assert shard.apply(ones(9, base=-1)) is Status.REFUSED
     assert shard.versions.current.tolist() == [3.0] * 4
-    assert shard.apply(dataclasses.replace(ones(9, base=0), replay=True)) is Status.DONE
+    assert shard.apply(dataclasses.replace(ones(9, base=0), missed=0)) is Status.DONE
     assert shard.apply(ones(10, base=2)) is Status.DONE
 
 
