@@ -198,7 +198,16 @@ class Recorder:
 
 
 _TOLD_ALIKE = frozenset(
-    {"worker_lost", "node_lost", "server_lost", "reshard", "reshard_failed", "checkpoint_damaged", "checkpoint_failed"}
+    {
+        "worker_lost",
+        "node_lost",
+        "server_lost",
+        "roll_back",
+        "reshard",
+        "reshard_failed",
+        "checkpoint_damaged",
+        "checkpoint_failed",
+    }
 )
 """Kinds of events that are told while training as they are told afterwards."""
 

@@ -25,7 +25,7 @@ from raytrain_app.strategies.parameter_server.coordinator import Coordinator
 from raytrain_app.strategies.parameter_server.services import ParameterServers
 from raytrain_app.strategies.parameter_server.shard import ShardState
 from raytrain_app.strategies.parameter_server.snapshot import cut_anew
-from raytrain_app.strategies.parameter_server.table import Table
+from raytrain_app.strategies.parameter_server.table import FIRST_TABLE, Table
 from raytrain_app.strategies.worker import NO_POOL, WorkerSpec
 
 SIZES = {7_850: 2000, 101_770: 400, 1_200_000: 100, 25_000_000: 16}
@@ -105,7 +105,7 @@ class ZeroStart:
         """See `Evaluator.begin`."""
         zeros, nothing = np.zeros(self._size, np.float32), np.zeros(0, np.int64)
         state = ShardState(0, self._size, zeros, {}, nothing, num_parameters=self._size)
-        wait_for(self._coordinator.commit.remote(1, cut_anew([state], servers)))
+        wait_for(self._coordinator.commit.remote(FIRST_TABLE, cut_anew([state], servers)))
         return servers
 
     def save(self) -> bool:

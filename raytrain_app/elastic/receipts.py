@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 CLASSES = ("useful", "redone", "starting", "idle")
-CAUSES = ("node_lost", "server_lost", "worker_lost", "drain", "leave", "join")
+CAUSES = ("node_lost", "server_lost", "worker_lost", "roll_back", "drain", "leave", "join")
 """Events that make a new generation, the one to name first where several happen at once."""
 
 Seconds = Mapping[str, float]
@@ -42,11 +42,16 @@ class Receipts:
     _resumed: dict[str, Any] | None = None
     _last: dict[str, Any] | None = None
     _last_seconds: dict[str, float] = field(default_factory=dict)
+    _undone_steps: int = 0
+    _undone_samples: int = 0
 
     def event(self, event: Mapping[str, Any]) -> None:
         """Takes an event."""
         if event["kind"] in CAUSES:
             self._causes.append(dict(event))
+            if event["kind"] == "roll_back":  # of steps that nobody was told of
+                self._undone_steps += event["steps"]
+                self._undone_samples += event["samples"]
         elif event["kind"] == "resume":
             self._resumed = dict(event)
         elif event["kind"] == "generation":
@@ -63,6 +68,7 @@ class Receipts:
             receipt = self._close(self._open, record, seconds)
             self.given.append(receipt)
             self._open, self._resumed = None, None
+            self._undone_steps = self._undone_samples = 0
         elif self._open is not None:  # a step from before it, whose record came later than the event
             opened = self._open
             opened.last_step_time_s, opened.last_step, opened.last_samples = record["time"], record["step"], record["samples"]
@@ -99,8 +105,8 @@ class Receipts:
             "time": opened.detected_time_s,
             "detected_s": round(max(0.0, opened.detected_time_s - opened.last_step_time_s), 3),
             "paused_s": round(record["time"] - opened.last_step_time_s, 3),
-            "steps_redone": max(0, opened.last_step - back["step"]),
-            "samples_redone": max(0, opened.last_samples - back["samples"]),
+            "steps_redone": max(0, opened.last_step - back["step"]) + self._undone_steps,
+            "samples_redone": max(0, opened.last_samples - back["samples"]) + self._undone_samples,
             "workers_before": opened.workers_before,
             "workers_after": opened.workers_after,
             "worker_seconds": {name: round(seconds.get(name, 0.0) - opened.seconds.get(name, 0.0), 3) for name in CLASSES},

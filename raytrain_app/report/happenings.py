@@ -9,6 +9,7 @@ CAUSES = {
     "node_lost": "machine lost",
     "worker_lost": "worker lost",
     "server_lost": "server lost",
+    "roll_back": "servers went back",
     "drain": "machine drained",
     "leave": "worker left",
     "join": "worker joined",
@@ -19,6 +20,7 @@ STYLES = {
     "worker_lost": "red",
     "node_lost": "red",
     "server_lost": "red",
+    "roll_back": "yellow",
     "reshard_failed": "yellow",
     "checkpoint_failed": "red",
     "checkpoint_damaged": "yellow",
@@ -45,6 +47,9 @@ def sentence(event: Mapping[str, Any]) -> str:
         return f"lost worker {event['worker']} ({'its node is gone' if kind == 'node_lost' else event['cause']})"
     if kind == "server_lost":
         return f"lost parameter server {event['server']}; another one has its state"
+    if kind == "roll_back":
+        back = f"the servers went back {event['steps']:,} steps, to {event['step']:,}"
+        return f"a part of a step was lost with all who had it; {back}"
     if kind == "reshard":
         servers = event["servers"]
         return f"parameters on {servers} server{'s' if servers > 1 else ''} now, {event['seconds']:.2f} s after it was asked"

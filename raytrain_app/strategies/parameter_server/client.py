@@ -51,7 +51,7 @@ class Client:
         source: where the servers are.
         worker: this worker's id.
         layout: of the flat vector.
-        parts: in bulk mode, leases of a step: the parameters must be those after all steps before the lease's. Else 0.
+        parts: in bulk mode, leases of a step: the parameters must be those after the steps before the lease's. Else 0.
         local: use shared memory where a server is on this machine.
     """
 
@@ -63,6 +63,7 @@ class Client:
         self._channels: list[Channel] = []
         self._whole = torch.empty(0, dtype=layout.dtype)
         self._holds = self._confirm = self._returned = -1
+        self._beyond: tuple[int, int] | None = None
 
     # ---- what a worker does ----
 
@@ -131,8 +132,12 @@ class Client:
     # ---- requests ----
 
     def _take(self) -> int:
-        flags = Flag.WANT_LEASE | Flag.WANT_PARAMETERS
-        reply = self._exchange({0: Request(Op.TAKE, flags, confirm=self._confirm, returned=self._returned)})[0]
+        request = Request(Op.TAKE, Flag.WANT_LEASE | Flag.WANT_PARAMETERS, confirm=self._confirm, returned=self._returned)
+        if self._beyond is not None:
+            lease, version = self._beyond
+            request = request._replace(flags=request.flags | Flag.BEYOND, lease=lease, base=version)
+            self._beyond = None  # told once: servers that have gone back are not to go back for it again
+        reply = self._exchange({0: request})[0]
         self._confirm = self._returned = -1
         return self._begin(reply.lease, reply.version)
 
@@ -162,19 +167,32 @@ class Client:
         """Gets all parameters for a lease that was handed out at a version of the lead; returns the lease, or `WAIT`.
 
         In bulk mode another server may lack a part of an earlier step, which was lost. Then somebody has to do that part first,
-        and that may be this worker: it asks again, by which it gives the lease back.
+        and that may be this worker: it asks again, by which it gives the lease back. Or a server may be beyond the lease's step,
+        whose parameters are gone with that: the lead is told.
         """
         self._holds = max(lease, -1)
-        if lease >= 0 and not self._refresh(version, lease // self._parts if self._parts else 0):
-            self._holds, lease = -1, WAIT
-        return lease
+        if lease < 0:
+            return lease
+        if not self._parts:
+            self._refresh(version)
+            return lease
+        self._connect()
+        step = lease // self._parts
+        others = [channel.number for channel in self._channels if channel.version != step]
+        replies = self._exchange({number: Request(Op.PULL, Flag.WANT_PARAMETERS, exactly=step) for number in others})
+        if all(channel.version == step for channel in self._channels):
+            return lease
+        highest = max(reply.version for reply in replies.values())
+        if highest > step:
+            self._beyond = lease, highest
+        self._holds = -1
+        return WAIT
 
-    def _refresh(self, version: int, at_least: int = 0) -> bool:
-        """Pulls from the servers that may have something newer than `version`; whether all are at `at_least` now."""
+    def _refresh(self, version: int) -> None:
+        """Pulls from the servers that may have something newer than `version`."""
         self._connect()
         behind = [channel.number for channel in self._channels if not version or channel.version < version]
-        self._exchange({number: Request(Op.PULL, Flag.WANT_PARAMETERS, at_least=at_least) for number in behind})
-        return all(channel.version >= at_least for channel in self._channels)
+        self._exchange({number: Request(Op.PULL, Flag.WANT_PARAMETERS) for number in behind})
 
     def _exchange(self, requests: dict[int, Request], sent: Sent | None = None) -> dict[int, Reply]:
         """Sends requests, by number of the server, and returns their replies; connects again as often as it takes.

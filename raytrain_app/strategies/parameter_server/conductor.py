@@ -39,7 +39,8 @@ class Conductor:
     def __init__(self, job: Job, desk: Desk, coordinator: Actor, evaluator: Actor) -> None:
         self._job, self._desk, self._coordinator, self._evaluator = job, desk, coordinator, evaluator
         self._incarnation = ""
-        self._kept_clock = self._kept_step = self._sent = -1
+        self._kept_clock = self._kept_step = self._told = -1
+        self._points: dict[int, tuple[int, int]] = {}
         self._saved_step = 0
         self._scoring: Any = None
         self._saving: Any = None
@@ -47,12 +48,25 @@ class Conductor:
         self._missing: set[int] = set()
         self._reconciled_s = 0.0
 
-    def kept(self, state: ShardState) -> None:
-        """A state is kept elsewhere. Only what is in such a state may be told to the driver: it cannot be undone any more."""
-        progress = progress_of(state)
+    def take_up(self, state: ShardState) -> None:
+        """The lead begins with a state that is kept elsewhere; what was under way for another one is void."""
         if self._kept_step < 0:
-            self._saved_step = progress.step
-        self._kept_clock, self._kept_step = progress.clock, progress.step
+            self._saved_step = progress_of(state).step
+        self._scoring, self._missing = None, set()
+        self._points.clear()
+        self.sent(state)
+        self.kept(state.version)
+
+    def sent(self, state: ShardState) -> None:
+        """A state has been sent to where it will be kept."""
+        progress = progress_of(state)
+        self._points[state.version] = progress.clock, progress.step
+
+    def kept(self, version: int) -> None:
+        """The state of a version is kept. Only what is in it may be told to the driver: it cannot be undone any more."""
+        if version in self._points:
+            self._kept_clock, self._kept_step = self._points[version]
+            self._points = {known: point for known, point in self._points.items() if known >= version}
 
     def tick(self, orders: Orders) -> bool:
         """Looks at what there is to do. True when the state should be kept at once, since somebody waits for it."""
@@ -67,6 +81,10 @@ class Conductor:
         self._deliver(lead, orders)
         if self._finishing is not None:
             self._end(lead)
+            return False
+        if lead.beyond >= 0:
+            batch_size = self._job.train.global_batch_size
+            wait_for(self._coordinator.roll_back.remote(self._desk.table, lead.beyond, batch_size))
             return False
         self._reconcile(lead)
         scored = self._score(lead)
@@ -92,12 +110,12 @@ class Conductor:
 
     def _deliver(self, lead: Lead, orders: Orders) -> None:
         if orders.incarnation != self._incarnation:
-            self._incarnation, self._sent = orders.incarnation, orders.recorded
+            self._incarnation, self._told = orders.incarnation, orders.recorded
         with self._desk.lock:
             records = lead.undelivered(orders.recorded)
-            news = [(clock, record) for clock, record in records if self._sent < clock <= self._kept_clock]
+            news = [(clock, record) for clock, record in records if self._told < clock <= self._kept_clock]
         if news:
-            self._sent = wait_for(self._coordinator.record.remote(news))
+            self._told = wait_for(self._coordinator.record.remote(news))
 
     def _reconcile(self, lead: Lead) -> None:
         """Does again what some server lacks: it was restored, and whoever had pushed it was lost as well.

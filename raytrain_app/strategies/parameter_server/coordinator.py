@@ -25,6 +25,8 @@ REPORT_S = 1.0
 """How often the servers' numbers are told."""
 LOST_S = 20.0
 """How long a server looks for its state. There is none when the coordinator was lost too before it was given a newer one."""
+OFFERS = 3
+"""States of a server that wait for those of the others at the same version."""
 FRUITLESS_RESTARTS = 20
 """Restarts of one server, without a new version between them, after which the run ends."""
 
@@ -72,6 +74,7 @@ class Orders:
     Attributes:
         incarnation: changes when the coordinator was restarted, which has lost the states that it kept.
         table: number of the newest table; a server of an older one asks for its state again.
+        kept: version of the server's state that is kept, -1 when there is none.
         recorded: clock up to which the driver has written the step records.
         stop, checkpoint: asked of the run.
         over: the run has ended.
@@ -80,6 +83,7 @@ class Orders:
 
     incarnation: str
     table: int
+    kept: int
     recorded: int
     stop: bool
     checkpoint: bool
@@ -120,6 +124,7 @@ class Coordinator(Membership):
         self._restarted = ray.get_runtime_context().was_current_actor_reconstructed
         self._table = self._servers = 0
         self._kept: dict[int, ShardState] = {}
+        self._offered: dict[int, dict[int, ShardState]] = {}
         self._beats: dict[int, Beat] = {}
         self._restored: dict[int, tuple[int, int]] = {}
         self._told: dict[int, Numbers] = {}
@@ -138,8 +143,31 @@ class Coordinator(Membership):
             return
         copies = [await asyncio.to_thread(_copy, state) for state in states]
         self._kept = dict(enumerate(copies))
+        self._offered.clear()
         self._table, self._servers = table, len(states)
         await self._tell()
+
+    async def layout(self) -> tuple[int, int] | None:
+        """Number of the newest table, and of its servers; None while a coordinator that was restarted has not heard of it."""
+        await self._wait_for(lambda: self._servers > 0)
+        return (self._table, self._servers) if self._servers else None
+
+    async def roll_back(self, table: int, version: int, batch_size: int) -> None:
+        """Makes the kept states the truth again, in bulk mode: some server lacks a part of a step before `version`, for good.
+
+        Args:
+            table: number of the table of which that is true.
+            version: the highest one of a server: so many steps had been done.
+            batch_size: rows of a step.
+        """
+        if table == self._table and len(self._kept) == self._servers:
+            kept = self._kept[0].version
+            self._table += 1
+            self._offered.clear()
+            steps = max(0, version - kept)
+            self._event("roll_back", step=kept, steps=steps, samples=steps * batch_size)
+            self._event("generation", generation=self._roster.generation, workers=len(self._roster.members))
+            await self._tell()
 
     async def attach(self, server: int, waited_s: float) -> Assignment | None:
         """The state that a server is to hold; None when there is none yet, and it should ask again.
@@ -162,13 +190,23 @@ class Coordinator(Membership):
             await self.fail(TrainingError(_CRASHES.format(server=server, times=times - 1)))
         return Assignment(self._table, self._servers, state)
 
-    async def keep(self, server: int, table: int, state: ShardState) -> None:
-        """Keeps a newer state of a server."""
+    async def keep(self, server: int, table: int, state: ShardState, *, together: bool = False) -> None:
+        """Keeps a newer state of a server.
+
+        Args:
+            server: its number.
+            table: number of the table that the state belongs to.
+            state: what to keep.
+            together: it is of use only with those of all other servers at the same version.
+        """
         self._adopt(table)
         if table == self._table:
             copy = await asyncio.to_thread(_copy, state)
             if table == self._table:  # ranges may have been cut anew while the copy was made
-                self._kept[server] = copy
+                if together:
+                    self._offer(server, copy)
+                else:
+                    self._kept[server] = copy
 
     async def kept(self) -> list[ShardState]:
         """The newest states of all servers; empty while some are not here."""
@@ -191,6 +229,7 @@ class Coordinator(Membership):
         return Orders(
             incarnation=self._incarnation,
             table=self._table,
+            kept=self._kept[beat.server].version if beat.server in self._kept else -1,
             recorded=self._recorded,
             stop=self._stop,
             checkpoint=self._checkpoint,
@@ -236,6 +275,22 @@ class Coordinator(Membership):
 
     # ---- inside ----
 
+    def _offer(self, server: int, state: ShardState) -> None:
+        """Keeps the states of all servers at a version, once they are all here and not older than those that are kept."""
+        offered = self._offered.setdefault(server, {})
+        offered[state.version] = state
+        for old in sorted(offered)[:-OFFERS]:
+            del offered[old]
+        servers, version = range(self._servers), state.version
+        if not servers or any(version not in self._offered.get(number, ()) for number in servers):
+            return
+        if len(self._kept) == len(servers) and version < self._kept[0].version:
+            return
+        self._kept = {number: self._offered[number][version] for number in servers}
+        for others in self._offered.values():
+            for old in [known for known in others if known < version]:
+                del others[old]
+
     def _whole_table(self) -> Table | None:
         beats = [self._beats.get(server) for server in range(self._servers)]
         places = tuple(beat.place for beat in beats if beat is not None and beat.table == self._table)
@@ -246,6 +301,7 @@ class Coordinator(Membership):
         if table > self._table:
             self._table = table
             self._kept.clear()
+            self._offered.clear()
 
     async def _report(self, details: dict[str, Any]) -> None:
         """Adds a line about the servers to the run's records, every now and then."""

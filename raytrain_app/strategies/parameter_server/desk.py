@@ -22,6 +22,8 @@ WAIT_S = 1.0
 """Longest time that a request is held back; then the worker looks around and asks again."""
 GAP_SHARE = 0.02
 """Part of the time that measuring gaps may take."""
+FIRST_PACE = 16
+"""Versions between two snapshots before it is known how fast they come."""
 EPOCHS_KEPT = 2
 """Ends of epochs that are kept for validation; workers are never further ahead of it."""
 
@@ -62,6 +64,7 @@ class Desk:
         table: number of the table that the range is from; -1 while it is being handed on.
         durable: versions up to this one are kept elsewhere.
         captured: states at the ends of the last epochs, by epoch from 1.
+        snapshot_every: in bulk mode, versions between two snapshots, see `Keeper`.
     """
 
     def __init__(self, pieces: Pieces | None = None) -> None:
@@ -73,6 +76,8 @@ class Desk:
         self.table = self.durable = 0
         self.stats = Stats()
         self.captured: dict[int, ShardState] = {}
+        self.snapshot_every = FIRST_PACE
+        self._snapshot: ShardState | None = None
         self._sessions: dict[str, Session] = {}
         self._handed_on = 0
         self._gap_s = self._gap_cost_s = 0.0
@@ -88,6 +93,10 @@ class Desk:
             self.shard, self.lead, self.table = Shard(policy, state, self._pieces), lead, table
             self.durable = state.version
             self.captured.clear()
+            self._snapshot = None
+            self.shard.advanced = self._advanced
+            if self.is_bulk and self._ends_epoch():
+                self._capture(self.shard.epochs)
             self.lock.notify_all()
 
     def hand_on(self) -> ShardState:
@@ -107,6 +116,20 @@ class Desk:
         """Everything as of now; see `Shard.state`."""
         with self.lock:
             return self._state(copy=copy)
+
+    @property
+    def is_bulk(self) -> bool:
+        """Whether all servers apply whole steps, one after the other: then a version is a number of steps."""
+        return self.shard is not None and self.shard.policy.bulk
+
+    def take_snapshot(self) -> ShardState | None:
+        """In bulk mode, the newest snapshot that has not been taken yet. Callers hold the lock."""
+        taken, self._snapshot = self._snapshot, None
+        return taken
+
+    def snapshot_now(self) -> ShardState | None:
+        """In bulk mode, a snapshot of this version, if the run could go on from it. Callers hold the lock."""
+        return self._state() if self._is_sound() else None
 
     def _state(self, *, copy: bool = True) -> ShardState:
         assert self.shard is not None, "a state was asked for before `install`"
@@ -181,13 +204,13 @@ class Desk:
                 if request.flags & Flag.WANT_LEASE:
                     lease = self._take(lead, session, shard, may_wait=request.op == Op.TAKE)
             if request.op == Op.PULL:
-                self.lock.wait_for(lambda: shard.version >= request.at_least or not self._valid(session), WAIT_S)
+                self.lock.wait_for(lambda: shard.version >= request.exactly or not self._valid(session), WAIT_S)
                 self._require(session)
             included = shard.included(request.lease)
             reply = Reply(
                 status, version=shard.version, lease=lease, durable=self.durable, included=included, staleness=staleness
             )
-            wanted = bool(request.flags & Flag.WANT_PARAMETERS) and shard.version >= request.at_least
+            wanted = bool(request.flags & Flag.WANT_PARAMETERS) and request.exactly in (-1, shard.version)
             if request.flags & Flag.WANT_LEASE and lease < 0:
                 wanted = False  # they would be old by the time there is a lease
             return self._with_parameters(session, shard, reply) if wanted and shard.version != request.have else Answer(reply)
@@ -215,9 +238,41 @@ class Desk:
             stats.duplicates += 1
         else:
             stats.refused += 1
-        if self.lead is None and shard.epochs and shard.epochs not in self.captured:
+        if self.lead is None and not shard.policy.bulk and shard.epochs and shard.epochs not in self.captured:
             self._capture(shard.epochs)
         return status
+
+    def _advanced(self) -> None:
+        """The range has a new version. In bulk mode all servers know alone what to keep of it."""
+        if not self.is_bulk:
+            return
+        if self._ends_epoch():
+            assert self.shard is not None, "it was just updated"
+            self._capture(self.shard.epochs)
+        if self.lead is None:
+            self._take_snapshot_if_due()
+
+    def _ends_epoch(self) -> bool:
+        shard = self.shard
+        assert shard is not None, "asked of a range that there is"
+        return shard.version > 0 and shard.version % shard.policy.steps_per_epoch == 0
+
+    def _take_snapshot_if_due(self) -> None:
+        shard = self.shard
+        assert shard is not None, "asked of a range that there is"
+        if (shard.version % self.snapshot_every == 0 or self._ends_epoch()) and self._is_sound():
+            self._snapshot = self._state()
+            self.changed.set()
+
+    def _is_sound(self) -> bool:
+        """Whether the run could go on from this version: the lead knows every step before it as done, and older epochs as scored.
+
+        An epoch's end stays until it is scored, since its parameters are needed for that.
+        """
+        if self.lead is None or self.shard is None:
+            return self.shard is not None
+        ledger, version, policy = self.lead.ledger, self.shard.version, self.shard.policy
+        return ledger.done.low == version * policy.parts and ledger.scored >= (version - 1) // policy.steps_per_epoch
 
     def _tell(self, lead: Lead, session: Session, request: Request, status: Status, staleness: int, told: Told) -> None:
         """Lets the ledger know what became of leases."""
@@ -241,10 +296,20 @@ class Desk:
             lead.ledger.applied(request.lease, outcome)
         if request.confirm >= 0 and not (refused and request.confirm == request.lease):
             self._confirm(lead, request.confirm)
+        if request.flags & Flag.BEYOND:
+            lead.out_of_reach(request.lease, request.base)
 
     def _confirm(self, lead: Lead, lease: int) -> None:
+        done = lead.ledger.done.low
         if lead.confirm(lease):
-            self._capture(lead.ledger.epochs_done)
+            epoch = lead.ledger.epochs_done
+            if self.is_bulk and epoch in self.captured:  # when its last step was applied; what the lead tells belongs to it too
+                self.captured[epoch].ledger = lead.to_json()
+                self.changed.set()
+            else:
+                self._capture(epoch)
+        if self.is_bulk and lead.ledger.done.low > done:
+            self._take_snapshot_if_due()
 
     def _take(self, lead: Lead, session: Session, shard: Shard, may_wait: bool) -> int:
         lease = lead.take(session.worker, shard.version)

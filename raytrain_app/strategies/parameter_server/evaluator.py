@@ -35,7 +35,7 @@ from raytrain_app.strategies.parameter_server.snapshot import (
     progress_of,
     to_checkpoint,
 )
-from raytrain_app.strategies.parameter_server.table import Table
+from raytrain_app.strategies.parameter_server.table import FIRST_TABLE, Table
 from raytrain_app.strategies.worker import WorkerSpec, build_learner, fetch_dataset, prepare_process, reporting
 from raytrain_app.task import load_task
 
@@ -101,7 +101,7 @@ class Evaluator:
             if all(state.applied == states[0].applied for state in states):
                 states = cut_anew(states, servers)
             self._tell("resume", step=step, source="checkpoint")
-        wait_for(self._coordinator.commit.remote(1, states))
+        wait_for(self._coordinator.commit.remote(FIRST_TABLE, states))
         return len(states)
 
     def _score(self, epoch: int) -> Scored:

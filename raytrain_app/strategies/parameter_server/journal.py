@@ -79,7 +79,7 @@ class Journal:
 
     def to_json(self) -> dict[str, Any]:
         early = {str(epoch): [[asdict(o) for o in step] for step in steps] for epoch, steps in self._early.items()}
-        return {"progress": self.progress.to_json(), "records": self.records, "early": early, "told_s": self._told_s}
+        return {"progress": self.progress.to_json(), "records": list(self.records), "early": early, "told_s": self._told_s}
 
     @classmethod
     def from_json(cls, job: Job, values: Mapping[str, Any]) -> Journal:

@@ -36,12 +36,16 @@ class Lead:
         job: what is trained.
         plan: the run's leases.
         state: of `to_json`; empty at the start of a run.
+
+    Attributes:
+        beyond: in bulk mode, a version from which nobody can go on, since a step before it is incomplete; -1 without.
     """
 
     def __init__(self, job: Job, plan: Plan, state: Mapping[str, Any]) -> None:
         self.ledger = Ledger.from_json(plan, state["ledger"]) if state else Ledger(plan)
         self.journal = Journal.from_json(job, state["journal"]) if state else Journal(job)
         self._silent_until_s = time.monotonic() + GRACE_S if state else 0.0
+        self.beyond = -1
         self._workers: set[str] = set()
         self._expected: frozenset[str] | None = None
 
@@ -71,10 +75,15 @@ class Lead:
     def confirm(self, lease: int) -> bool:
         """All servers have applied a lease. True when an epoch is complete by it."""
         before = self.ledger.epochs_done
-        outcomes = self.ledger.confirm(lease)
-        if outcomes:
-            self.journal.add(lease // self.ledger.plan.per_epoch, outcomes, len(self._workers))
+        for step, outcomes in self.ledger.confirm(lease):
+            if outcomes:
+                self.journal.add(step // self.ledger.plan.steps_per_epoch, outcomes, len(self._workers))
         return self.ledger.epochs_done > before
+
+    def out_of_reach(self, lease: int, version: int) -> None:
+        """A worker cannot compute a lease, since some server is at `version` already. If nobody has done it, it is lost."""
+        if not self.ledger.has(lease):
+            self.beyond = max(self.beyond, version)
 
     # ---- control ----
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 from raytrain_app.strategies.parameter_server.window import Window
 
@@ -72,6 +72,13 @@ class Outcome:
     staleness: int
     ids: list[int]
     time: float
+
+
+class StepDone(NamedTuple):
+    """A step (in async modes: a lease) that is done, and the outcomes of its parts that had not been told of before."""
+
+    step: int
+    outcomes: list[Outcome]
 
 
 @dataclass
@@ -160,9 +167,13 @@ class Ledger:
         self._hold(worker, lease, version)
         return lease
 
+    def has(self, lease: int) -> bool:
+        """Whether a lease's push is here, whether or not the other servers have it."""
+        return lease in self.done or lease in self._outcomes
+
     def hold(self, worker: str, lease: int, version: int) -> None:
         """A worker says that it is at work on a lease, to a ledger that was restored and may not know it."""
-        if lease not in self.done and lease not in self._outcomes and lease not in self._held:
+        if not self.has(lease) and lease not in self._held:
             self._hold(worker, lease, version)
 
     def applied(self, lease: int, outcome: Outcome) -> None:
@@ -174,32 +185,21 @@ class Ledger:
             self._outcomes.setdefault(lease, outcome)
             self._pushed_by[lease] = outcome.worker
 
-    def confirm(self, lease: int) -> list[Outcome]:
+    def confirm(self, lease: int) -> list[StepDone]:
         """All servers have applied a lease's push.
 
         Returns:
-            The outcomes of what is done by this for the first time: nothing, the lease, or in bulk mode its whole step.
+            What is done by this for the first time: the lease, or in bulk mode whole steps, in order.
         """
         if lease not in self._outcomes:
             return []
         self._confirmed.add(lease)
-        parts = self.plan.parts
-        leases = range(lease // parts * parts, (lease // parts + 1) * parts)
-        if any(part not in self._confirmed and part not in self.done for part in leases):
-            return []
-        outcomes = []
-        for part in leases:
-            if part not in self._confirmed:
-                continue
-            self.done.add(part)
-            self._returned.discard(part)
-            outcome = self._outcomes.pop(part)
-            del self._pushed_by[part]
-            if part not in self._undone:
-                outcomes.append(outcome)
-        self._confirmed.difference_update(leases)
-        self._undone.difference_update(leases)
-        return outcomes
+        if self.plan.sync != "bulk":
+            return [StepDone(lease, self._complete(lease) or [])]
+        steps = []
+        while (outcomes := self._complete(step := self.done.low // self.plan.parts)) is not None:
+            steps.append(StepDone(step, outcomes))
+        return steps
 
     def put_back(self, lease: int) -> None:
         """A gradient was refused: its lease is handed out again."""
@@ -264,6 +264,25 @@ class Ledger:
         return ledger
 
     # ---- inside ----
+
+    def _complete(self, step: int) -> list[Outcome] | None:
+        """Counts a step as done, and returns the outcomes that are new; None while a part of it is not confirmed."""
+        leases = range(step * self.plan.parts, (step + 1) * self.plan.parts)
+        if any(part not in self._confirmed and part not in self.done for part in leases):
+            return None
+        outcomes = []
+        for part in leases:
+            if part not in self._confirmed:
+                continue
+            self.done.add(part)
+            self._returned.discard(part)
+            outcome = self._outcomes.pop(part)
+            del self._pushed_by[part]
+            if part not in self._undone:
+                outcomes.append(outcome)
+        self._confirmed.difference_update(leases)
+        self._undone.difference_update(leases)
+        return outcomes
 
     def _may_start(self, lease: int, version: int) -> bool:
         plan = self.plan

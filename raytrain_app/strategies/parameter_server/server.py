@@ -20,6 +20,7 @@ from raytrain_app.job import job_from_dict
 from raytrain_app.strategies.parameter_server.conductor import Conductor
 from raytrain_app.strategies.parameter_server.coordinator import Assignment, Beat, Orders
 from raytrain_app.strategies.parameter_server.desk import Desk
+from raytrain_app.strategies.parameter_server.keeper import Keeper
 from raytrain_app.strategies.parameter_server.lead import Lead
 from raytrain_app.strategies.parameter_server.meters import Meters
 from raytrain_app.strategies.parameter_server.pieces import Pieces
@@ -31,10 +32,6 @@ from raytrain_app.strategies.parameter_server.window import Window
 
 TICK_S = 0.1
 """How often a server looks around."""
-KEEP_S = 0.5
-"""Shortest pause between two states that are sent to the coordinator."""
-KEEP_SHARE = 0.05
-"""Part of the time that sending them may take."""
 BORROWED_THREADS = 4
 """Most threads of a server that has no CPUs of its own."""
 
@@ -61,12 +58,10 @@ class Server:
         self._desk = Desk(Pieces(threads))
         self._serving = Serving(self._desk, ray.util.get_node_ip_address(), self._fail)
         self._conductor = Conductor(self._job, self._desk, coordinator, evaluator) if number == 0 else None
+        self._keeper = Keeper(number, self._desk, coordinator, self._conductor)
         self._meters = Meters(self._job.name, number)
         self._table = self._servers = 0
         self._ready = threading.Event()
-        self._incarnation = ""
-        self._kept_s = self._keep_cost_s = 0.0
-        self._kept_mark: Any = None
         threading.Thread(target=self._run, name="control", daemon=True).start()
 
     # ---- asked by others ----
@@ -136,8 +131,7 @@ class Server:
                 if orders.table > self._table:
                     self._take_up()
                 urgent = self._conductor.tick(orders) if self._conductor is not None else False
-                self._keep(urgent or orders.incarnation != self._incarnation)
-                self._incarnation = orders.incarnation
+                self._keeper.tick(orders, urgent)
                 self._desk.changed.wait(TICK_S)
                 self._desk.changed.clear()
         except RayError:  # the coordinator is gone for good: so is the run
@@ -157,8 +151,7 @@ class Server:
         self._desk.install(assignment.table, policy, state, lead)
         self._table, self._servers = assignment.table, assignment.servers
         self._ready.set()
-        if self._conductor is not None:
-            self._conductor.kept(state)
+        self._keeper.take_up(state)
 
     def _beat(self) -> Orders:
         self._meters.update(self._desk.stats)
@@ -166,35 +159,6 @@ class Server:
         beat = Beat(self.number, self._table, self._servers, self._place(), self._desk.stats.read(), details)
         orders: Orders = wait_for(self._coordinator.beat.remote(beat))
         return orders
-
-    def _keep(self, urgent: bool) -> None:
-        """Sends the state to the coordinator, if there is something new and sending it is worth it."""
-        now_s = time.monotonic()
-        if not urgent and now_s - self._kept_s < max(KEEP_S, self._keep_cost_s / KEEP_SHARE):
-            return
-        with self._desk.lock:
-            if self._desk.table < 0 or (self._mark() == self._kept_mark and not urgent):
-                return
-            assert self._desk.shard is not None, "a table without a range"
-            mark, versions, state = self._mark(), self._desk.shard.versions, self._desk.state(copy=False)
-            pinned = versions.pin()
-        try:
-            kept = self._coordinator.keep.remote(self.number, self._table, state)  # copies it
-        finally:
-            with self._desk.lock:
-                versions.unpin(pinned)
-        wait_for(kept)
-        self._desk.durable = state.version
-        if self._conductor is not None:
-            self._conductor.kept(state)
-        self._kept_mark, self._kept_s = mark, time.monotonic()
-        self._keep_cost_s = self._kept_s - now_s
-
-    def _mark(self) -> Any:
-        """Differs when something has changed."""
-        shard, lead = self._desk.shard, self._desk.lead
-        assert shard is not None, "nothing is kept before there is something"
-        return shard.version, len(shard.applied), (lead.progress.clock, lead.ledger.next) if lead is not None else None
 
     def _place(self) -> Place:
         shard = self._desk.shard

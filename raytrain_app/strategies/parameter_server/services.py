@@ -29,7 +29,6 @@ SETTLE_S = 1.0
 CLOSE_S = 10.0
 SERVER_THREADS = 16
 """Calls that a server answers at a time."""
-FIRST_TABLE = 1
 
 
 class ParameterServers:
@@ -49,7 +48,6 @@ class ParameterServers:
         self._servers: list[Actor] = []
         self._wanted = options(self._job).servers
         self._start(self._wanted)
-        self._table = FIRST_TABLE
         self._closed = False
         self._asked = threading.Event()
         self._thread = threading.Thread(target=self._run, name="servers", daemon=True)
@@ -101,12 +99,20 @@ class ParameterServers:
         if not self._are_up(present, wanted):
             self._end_all_but(present)
             return present
+        table, _ = self._layout()
         states = self._handed_on(present)
-        self._table += 1
-        wait_for(self._coordinator.commit.remote(self._table, cut_anew(states, wanted)))
-        self._end_all_but(wanted)
-        self._tell("reshard", servers=wanted, seconds=round(time.monotonic() - started_s, 3))
-        return wanted
+        wait_for(self._coordinator.commit.remote(table + 1, cut_anew(states, wanted)))
+        _, present = self._layout()  # nothing was committed if the servers were rolled back meanwhile
+        self._end_all_but(present)
+        if present == wanted:
+            self._tell("reshard", servers=wanted, seconds=round(time.monotonic() - started_s, 3))
+        return present
+
+    def _layout(self) -> tuple[int, int]:
+        while True:
+            found: tuple[int, int] | None = wait_for(self._coordinator.layout.remote())
+            if found is not None:
+                return found
 
     def _are_up(self, present: int, wanted: int) -> bool:
         """Waits until all servers beyond the present ones run, so that nobody has to wait for them; False without room."""

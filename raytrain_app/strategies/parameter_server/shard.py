@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import enum
 import itertools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -112,7 +112,11 @@ class Push:
 
 
 class Shard:
-    """A range of the flat vector with its slots. Callers hold the server's lock."""
+    """A range of the flat vector with its slots. Callers hold the server's lock.
+
+    Attributes:
+        advanced: called after every update.
+    """
 
     def __init__(self, policy: Policy, state: ShardState, pieces: Pieces | None = None) -> None:
         self.policy, self.start, self.stop = policy, state.start, state.stop
@@ -123,6 +127,7 @@ class Shard:
         self.counters = torch.from_numpy(np.array(state.counters))
         self.version, self.updates = state.version, state.updates
         self.applied = Window.from_json(state.applied)
+        self.advanced: Callable[[], None] = lambda: None
         self._partial: dict[int, dict[int, Push]] = {}
 
     @staticmethod
@@ -161,6 +166,7 @@ class Shard:
             return Status.REFUSED
         self._update(push, base, self.staleness(push))
         self.applied.add(push.lease)
+        self.advanced()
         return Status.DONE
 
     def holds(self, lease: int) -> bool:
@@ -217,6 +223,7 @@ class Shard:
             self._update(sum_of_parts([whole[part] for part in range(parts)], self.num_parameters), None, 0)
             for lease in range((self.version - 1) * parts, self.version * parts):
                 self.applied.add(lease)
+            self.advanced()
 
     def _update(self, push: Push, base: torch.Tensor | None, staleness: int) -> None:
         """Writes the next version: parameters by the rules, float buffers moved towards the sender's."""

@@ -27,12 +27,15 @@ class Place:
     node_id: str = ""
 
 
+FIRST_TABLE = 1
+
+
 @dataclass(frozen=True)
 class Table:
     """All servers, the lead first.
 
     Attributes:
-        number: counts up when ranges are cut anew; a server that is only restarted keeps it.
+        number: counts up when ranges are cut anew or all servers go back; a server that is only restarted keeps it.
         places: one a server.
     """
 

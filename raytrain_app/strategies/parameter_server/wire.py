@@ -42,6 +42,7 @@ class Flag(enum.IntFlag):
     REPLAY = 4  # of a push that was accepted before
     PARAMETERS = 8  # they come with this reply
     SEGMENT = 16  # so does the file of the shared memory they are in
+    BEYOND = 32  # with a request for a lease: the last one, `lease`, cannot be computed, as some server is at version `base`
 
 
 class Request(NamedTuple):
@@ -54,7 +55,7 @@ class Request(NamedTuple):
         lease: that is pushed.
         base: version of the parameters that the gradient was computed at.
         have: version that the worker has; it need not be sent again.
-        at_least: version to wait for.
+        exactly: the version to wait for, and the only one of use; -1 for any.
         confirm: a lease that all servers have applied; -1 for none.
         returned: a lease that a server has refused; -1 for none.
         missed: with a replay, the updates that the gradient had missed when it was applied first.
@@ -69,7 +70,7 @@ class Request(NamedTuple):
     lease: int = -1
     base: int = -1
     have: int = -1
-    at_least: int = 0
+    exactly: int = -1
     confirm: int = -1
     returned: int = -1
     missed: int = 0

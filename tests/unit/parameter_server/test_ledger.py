@@ -18,7 +18,11 @@ def outcome(worker: str, lease: int = 0) -> Outcome:
 
 def finish(ledger: Ledger, worker: str, lease: int) -> list[Outcome]:
     ledger.applied(lease, outcome(worker, lease))
-    return ledger.confirm(lease)
+    return confirm(ledger, lease)
+
+
+def confirm(ledger: Ledger, lease: int) -> list[Outcome]:
+    return [outcome for _, outcomes in ledger.confirm(lease) for outcome in outcomes]
 
 
 def test_leases_come_in_order_and_returned_ones_first() -> None:
@@ -88,7 +92,7 @@ def test_a_dead_workers_unconfirmed_push_is_done_again_and_counts_once() -> None
     ledger.release("b")  # this one dies too before it confirms
     assert ledger.take("c", 1) == 0
     ledger.applied(0, outcome("c"))
-    assert [o.worker for o in ledger.confirm(0)] == ["a"]
+    assert [o.worker for o in confirm(ledger, 0)] == ["a"]
     assert ledger.confirm(0) == []
     assert 0 in ledger.done
 
@@ -141,6 +145,15 @@ def test_bulk_waits_for_the_whole_step() -> None:
     assert ledger.take("a", 0) == WAIT
     assert sorted(o.ids[0] for o in finish(ledger, "b", 1)) == [0, 1, 2]
     assert ledger.take("a", 1) == 3
+
+
+def test_bulk_steps_are_done_in_order_however_late_their_parts_are_told_of() -> None:
+    """Workers of a lost lead send their parts again one after the other, and a step may have none of the slowest one's."""
+    ledger = Ledger.from_json(Plan(4, 1, 2, "bulk"), Ledger(Plan(4, 1, 2, "bulk")).to_json())
+    assert finish(ledger, "a", 0) == []
+    assert [finish(ledger, "b", lease) for lease in (2, 3, 4, 5)] == [[], [], [], []], "the first step is not done"
+    assert [outcome.ids[0] for outcome in finish(ledger, "c", 1)] == [0, 1, 2, 3, 4, 5]
+    assert ledger.done.low == 6
 
 
 def test_who_is_at_one_lease_for_long_is_known() -> None:
@@ -255,7 +268,7 @@ class World:
                 self.pushed[server].append(lease)
             if server == 0:
                 self.ledger.applied(lease, outcome(worker, lease))
-        self.told += [o.ids[0] for o in self.ledger.confirm(lease)]
+        self.told += [o.ids[0] for o in confirm(self.ledger, lease)]
 
 
 @pytest.mark.parametrize("sync", ["async", "bulk"])
