@@ -155,9 +155,7 @@ class Desk:
             shard = self.shard
             if shard is None or hello.table != self.table:
                 return Reply(Status.MOVED), []
-            if hello.seen > shard.version and not shard.policy.bulk:
-                # This server was restored. Its versions go on above all that were ever seen: no two may have one name.
-                shard.version = hello.seen + 1
+            shard.outdo(hello.seen)
             self._sessions[session.worker] = session
             if self.lead is not None:
                 self.lead.hello(session.worker, hello.holds, shard.version)

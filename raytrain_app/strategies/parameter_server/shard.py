@@ -129,6 +129,7 @@ class Shard:
         self.applied = Window.from_json(state.applied)
         self.advanced: Callable[[], None] = lambda: None
         self._partial: dict[int, dict[int, Push]] = {}
+        self._restored = self._repeated = 0
 
     @staticmethod
     def new_slots(policy: Policy, num_parameters: int, dtype: torch.dtype) -> dict[str, np.ndarray]:
@@ -138,13 +139,18 @@ class Shard:
         return {name: slot.numpy() for name, slot in slots.items()}
 
     def staleness(self, push: Push) -> int:
-        """Updates that the gradient missed; of one that is sent again, those that it had missed at first.
-
-        The version of a restored server is above all that were ever seen, so it does not count updates.
-        """
+        """Updates that the gradient missed; of one that is sent again, those that it had missed at first."""
         if self.policy.bulk:
             return 0
-        return push.missed if push.missed is not None else max(0, self.version - push.base)
+        if push.missed is not None:
+            return push.missed
+        return max(0, self.version - push.base - (self._repeated if push.base < self._restored else 0))
+
+    def outdo(self, seen: int) -> None:
+        """A worker has seen a later version of this range, which was restored since: no two versions may have one name."""
+        if seen > self.version and not self.policy.bulk:
+            self._restored = self.version = seen + 1
+            self._repeated = 1  # nobody computed anything at the version that follows the last one seen
 
     def apply(self, push: Push, base: torch.Tensor | None = None) -> Status:
         """Takes a push.
@@ -251,6 +257,7 @@ class Shard:
         policy.correction.learn(old[:n], new[:n], self.slots)
         self.versions.publish(index)
         self.version += 1
+        self._repeated += push.replay  # whoever computes at an earlier version has not missed it: it was there before
 
 
 def sum_of_parts(parts: Sequence[Push], num_parameters: int) -> Push:

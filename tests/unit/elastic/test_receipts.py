@@ -96,6 +96,22 @@ def test_faults_while_a_generation_forms_are_one_disruption() -> None:
     assert stream.receipts.given == [receipt]
 
 
+def test_steps_that_servers_went_back_count_though_nobody_was_told_of_them() -> None:
+    stream = running()
+    stream.event("worker_lost", 1.1, worker="0.1", cause="died")
+    stream.event("generation", 1.2, workers=1)
+    stream.event("roll_back", 1.6, step=10, steps=3, samples=192)
+    stream.event("generation", 1.6, workers=1)
+    receipt = stream.step(11, 1.8)
+    assert receipt is not None
+    assert (receipt["cause"], receipt["steps_redone"], receipt["samples_redone"]) == ("worker_lost", 3, 192)
+    stream.event("join", 2.0, worker="0.2")
+    stream.event("generation", 2.0, workers=2)
+    later = stream.step(12, 2.1)
+    assert later is not None
+    assert (later["steps_redone"], later["samples_redone"]) == (0, 0)
+
+
 def test_the_gravest_cause_names_the_disruption() -> None:
     stream = running()
     stream.event("join", 1.05, worker="0.2")

@@ -101,6 +101,25 @@ def test_a_restored_server_is_sent_what_it_lacks(local: bool, correction: Litera
         assert sum(desk.stats.replayed for desk in made.desks) > 0
 
 
+def test_a_gradient_under_way_when_its_server_is_lost_has_missed_no_more_for_that() -> None:
+    """What is sent again to a restored server is not new, though it makes new versions of it."""
+    with farm() as made:
+        busy, slow = made.client("busy"), made.client("slow")
+        state, lease = made.desks[0].state(), busy.take()
+        for _ in range(5):
+            lease = busy.push(ones(busy, lease)).lease
+        late = slow.take()
+        for _ in range(2):
+            lease = busy.push(ones(busy, lease)).lease
+        made.restart(0, state)
+        busy.pull()
+        assert made.desks[0].stats.replayed == 7
+        assert slow.push(ones(slow, late), wants=False).staleness == 2
+        busy.pull()
+        assert busy.push(ones(busy, lease)).staleness == 0
+        assert made.whole().tolist() == [9.0] * 1000
+
+
 def test_bulk_parts_that_wait_for_their_step_are_sent_again_too() -> None:
     policy = dataclasses.replace(ONES, bulk=True, parts=3)
     with farm(Plan(100, 1, 3, "bulk"), policy, servers=2) as made:

@@ -107,6 +107,8 @@ def test_every_event_of_a_disturbed_run_has_its_sentence() -> None:
     assert told["disruption"] == "worker lost: 3 to 2 workers, paused 0.25 s"
     assert told["checkpoint"] == told["generation"] == ""
     assert sentence({"kind": "server_lost", "server": 1}) == "lost parameter server 1; another one has its state"
+    back = {"kind": "roll_back", "step": 1100, "steps": 3, "samples": 192}
+    assert sentence(back) == "a part of a step was lost with all who had it; the servers went back 3 steps, to 1,100"
     reshard = {"kind": "reshard", "servers": 2, "seconds": 0.242}
     assert sentence(reshard) == "parameters on 2 servers now, 0.24 s after it was asked"
     assert sentence({"kind": "something_new"}) == ""
