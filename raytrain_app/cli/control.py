@@ -65,9 +65,7 @@ def scale(
     workers: Annotated[
         str | None, typer.Argument(metavar="N|MIN..MAX", help="How many workers the run may have now.", show_default=False)
     ] = None,
-    servers: Annotated[
-        int | None, typer.Option(min=1, help="How many parameter servers the run has now.", show_default=False)
-    ] = None,
+    servers: Annotated[int | None, typer.Option(help="How many parameter servers the run has now.", show_default=False)] = None,
     storage: Storage = "runs",
 ) -> None:
     """Change how many workers or parameter servers a running job has; nothing restarts.
@@ -79,6 +77,8 @@ def scale(
 
     if (workers is None) == (servers is None):
         raise JobError("found nothing to change, or two things; expected N, MIN..MAX or --servers N")
+    if servers is not None and servers < 1:
+        raise JobError(f"--servers: found {servers}; expected 1 or more")
     folder = find_run(run, storage)
     job = RunDirectory.open(folder.uri).read_job()
     if workers is not None:

@@ -90,7 +90,8 @@ def _lines(found: dict[str, Any]) -> Iterator[str]:
 
     yield f"weights    {found['checkpoint']}, sha256 {found['weights_sha256'][:16]}..."
     yield f"rows       {found['rows']:,} {found['split']} rows of {found['source']}"
-    yield f"accuracy   {percent(found['accuracy'], 2)}, {found['correct']:,} right and {found['rows'] - found['correct']:,} wrong"
+    right = round(found["correct"])  # of a text, a row may be right in part
+    yield f"accuracy   {percent(found['accuracy'], 2)}, {right:,} right and {found['rows'] - right:,} wrong"
     yield f"loss       {found['loss']:.6g}"
     for name, value in found["metrics"].items():
         yield f"{name:<10} {value:.6g}"

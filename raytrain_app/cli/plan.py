@@ -143,7 +143,8 @@ def _cluster_text(job: Job) -> str:
 
 
 def _resources(amounts: Mapping[str, float]) -> str:
-    return ", ".join(f"{amount:g} {name}" for name, amount in amounts.items() if amount) or "no resources"
+    texts = {name: _bytes(int(amount)) if name == "memory" else f"{amount:g}" for name, amount in amounts.items() if amount}
+    return ", ".join(f"{text} {name}" for name, text in texts.items()) or "no resources"
 
 
 def _storage_text(job: Job) -> str:

@@ -109,7 +109,9 @@ def _result_rows(result: Mapping[str, Any]) -> Iterator[tuple[str, str | None]]:
             value = result.get(f"{prefix}_{metric}")
             yield f"{split} {metric}", None if value is None else f"{value:.4f}"
     yield "epochs, steps", f"{result['epochs']}, {result['steps']:,}"
-    yield "samples", f"{result['samples']:,} in {result['wall_s']:.1f} s, {result['samples_per_s']:,.0f} a second"
+    since = round(result["samples_per_s"] * result["wall_s"])  # a run that was resumed has some from before
+    counted = f"{result['samples']:,}" if since == result["samples"] else f"{result['samples']:,}, of them {since:,}"
+    yield "samples", f"{counted} in {result['wall_s']:.1f} s, {result['samples_per_s']:,.0f} a second"
     tokens_per_s, utilization = result.get("tokens_per_s"), result.get("model_flops_utilization")
     yield "tokens", None if tokens_per_s is None else f"{tokens_per_s:,.0f} a second"
     yield "FLOPs utilization", None if utilization is None else f"{100 * utilization:.1f} % of the devices' peak"

@@ -197,6 +197,17 @@ def test_check_reports_all_problems_beyond_the_file_at_once(tmp_path: Path, rayt
     assert f"{tmp_path}/file" in err
 
 
+def test_a_run_cannot_have_no_parameter_server(tmp_path: Path, raytrain_here: Here) -> None:
+    code, _, err = raytrain_here("scale", "runs/any", "--servers", "0", folder=tmp_path)
+    assert (code, err.strip()) == (2, "--servers: found 0; expected 1 or more")
+
+
+def test_check_prints_memory_in_its_units(tmp_path: Path, raytrain_here: Here) -> None:
+    write_job(tmp_path)
+    _, out, _ = raytrain_here("check", "job.yaml", "--set", "scaling.resources_per_worker.memory=1073741824", folder=tmp_path)
+    assert "1 GiB memory" in out
+
+
 def test_unknown_model_names_the_nearest(tmp_path: Path, raytrain_here: Here) -> None:
     write_job(tmp_path, model="{name: liner}")
     code, _, err = raytrain_here("check", "job.yaml", folder=tmp_path)

@@ -40,7 +40,7 @@ RESULT: dict[str, Any] = {
     "steps_redone": 0,
     "pause_s": [],
     "wall_s": 12.34,
-    "samples_per_s": 4321.0,
+    "samples_per_s": 21_600 / 12.34,
     "checkpoint": "checkpoints/step-00000200",
 }
 
@@ -142,11 +142,16 @@ def test_result_is_an_aligned_table() -> None:
         "validation loss      0.2000",
         "training loss        0.1000",
         "epochs, steps        3, 1,342",
-        "samples              21,600 in 12.3 s, 4,321 a second",
+        "samples              21,600 in 12.3 s, 1,750 a second",
         f"weights sha256       {'ab' * 32}",
         "best checkpoint      checkpoints/step-00000200",
         "run directory        runs/t",
     ]
+
+
+def test_result_of_a_resumed_run_tells_what_was_done_in_its_time() -> None:
+    resumed = {**RESULT, "samples_per_s": 600.0, "wall_s": 10.0}
+    assert "samples              21,600, of them 6,000 in 10.0 s, 600 a second" in result_lines(resumed, "runs/t")
 
 
 def test_result_leaves_out_what_was_not_measured() -> None:
