@@ -66,7 +66,7 @@ class Conductor:
         """The state of a version is kept. Only what is in it may be told to the driver: it cannot be undone any more."""
         if version in self._points:
             self._kept_clock, self._kept_step = self._points[version]
-            self._points = {known: point for known, point in self._points.items() if known >= version}
+            self._points = {known: point for known, point in self._points.items() if known > version}
 
     def tick(self, orders: Orders) -> bool:
         """Looks at what there is to do. True when the state should be kept at once, since somebody waits for it."""
@@ -147,6 +147,8 @@ class Conductor:
         with self._desk.lock:
             done = lead.ledger.done.to_json()
         answers = wait_for([place.handle.compare.remote(done) for place in table.places[1:]])
+        if None in answers:
+            return None
         with self._desk.lock:
             for _, known in answers:
                 lead.ledger.admit(known)

@@ -56,6 +56,7 @@ class Beat:
         servers: how many there are in that table.
         place: where it is.
         numbers: its counts.
+        scored: with the lead, epochs whose validation is known.
         details: with the lead, values for the line of metrics.jsonl ("epoch", "step", ...).
     """
 
@@ -64,6 +65,7 @@ class Beat:
     servers: int
     place: Place
     numbers: Numbers
+    scored: int
     details: dict[str, Any]
 
 
@@ -75,6 +77,7 @@ class Orders:
         incarnation: changes when the coordinator was restarted, which has lost the states that it kept.
         table: number of the newest table; a server of an older one asks for its state again.
         kept: version of the server's state that is kept, -1 when there is none.
+        scored: epochs whose validation is known.
         recorded: clock up to which the driver has written the step records.
         stop, checkpoint: asked of the run.
         over: the run has ended.
@@ -84,6 +87,7 @@ class Orders:
     incarnation: str
     table: int
     kept: int
+    scored: int
     recorded: int
     stop: bool
     checkpoint: bool
@@ -230,6 +234,7 @@ class Coordinator(Membership):
             incarnation=self._incarnation,
             table=self._table,
             kept=self._kept[beat.server].version if beat.server in self._kept else -1,
+            scored=lead.scored if (lead := self._beats.get(0)) is not None else 0,
             recorded=self._recorded,
             stop=self._stop,
             checkpoint=self._checkpoint,
@@ -333,4 +338,5 @@ _LOST = (
 def _copy(state: ShardState) -> ShardState:
     """A copy in this process's own memory: what a call brings lies in the object store, and goes with its sender."""
     slots = {name: np.array(slot) for name, slot in state.slots.items()}
-    return replace(state, vector=np.array(state.vector), slots=slots, counters=np.array(state.counters))
+    ends = {epoch: _copy(end) for epoch, end in state.ends.items()}
+    return replace(state, vector=np.array(state.vector), slots=slots, counters=np.array(state.counters), ends=ends)

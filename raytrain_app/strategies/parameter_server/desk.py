@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -64,6 +64,7 @@ class Desk:
         table: number of the table that the range is from; -1 while it is being handed on.
         durable: versions up to this one are kept elsewhere.
         captured: states at the ends of the last epochs, by epoch from 1.
+        scored: epochs whose validation is known, as far as this server has heard.
         snapshot_every: in bulk mode, versions between two snapshots, see `Keeper`.
     """
 
@@ -73,7 +74,7 @@ class Desk:
         self.changed = threading.Event()
         self.shard: Shard | None = None
         self.lead: Lead | None = None
-        self.table = self.durable = 0
+        self.table = self.durable = self.scored = 0
         self.stats = Stats()
         self.captured: dict[int, ShardState] = {}
         self.snapshot_every = FIRST_PACE
@@ -92,7 +93,7 @@ class Desk:
                 self.shard.versions.close()
             self.shard, self.lead, self.table = Shard(policy, state, self._pieces), lead, table
             self.durable = state.version
-            self.captured.clear()
+            self.captured = dict(state.ends)
             self._snapshot = None
             self.shard.advanced = self._advanced
             if self.is_bulk and self._ends_epoch():
@@ -135,6 +136,9 @@ class Desk:
         assert self.shard is not None, "a state was asked for before `install`"
         state = self.shard.state(copy=copy)
         state.ledger = self.lead.to_json() if self.lead is not None else {}
+        if self.is_bulk:
+            scored = self.lead.ledger.scored if self.lead is not None else self.scored
+            state.ends = {e: end for e, end in self.captured.items() if e > scored and end.version < state.version}
         return state
 
     def _hang_up(self) -> None:
@@ -263,14 +267,9 @@ class Desk:
             self.changed.set()
 
     def _is_sound(self) -> bool:
-        """Whether the run could go on from this version: the lead knows every step before it as done, and older epochs as scored.
-
-        An epoch's end stays until it is scored, since its parameters are needed for that.
-        """
-        if self.lead is None or self.shard is None:
-            return self.shard is not None
-        ledger, version, policy = self.lead.ledger, self.shard.version, self.shard.policy
-        return ledger.done.low == version * policy.parts and ledger.scored >= (version - 1) // policy.steps_per_epoch
+        """Whether the run could go on from this version: the lead must know every step before it as done."""
+        assert self.shard is not None, "asked of a range that there is"
+        return self.lead is None or self.lead.ledger.done.low == self.shard.version * self.shard.policy.parts
 
     def _tell(self, lead: Lead, session: Session, request: Request, status: Status, staleness: int, told: Told) -> None:
         """Lets the ledger know what became of leases."""
@@ -338,7 +337,7 @@ class Desk:
 
     def _capture(self, epoch: int) -> None:
         """Keeps the state at the end of an epoch for its validation and checkpoint."""
-        self.captured[epoch] = self._state()
+        self.captured[epoch] = replace(self._state(), ends={})
         for old in [known for known in self.captured if known <= epoch - EPOCHS_KEPT]:
             del self.captured[old]
         self.changed.set()

@@ -129,7 +129,9 @@ class Evaluator:
 
     def _save_kept(self) -> bool:
         states = wait_for(self._coordinator.kept.remote())
-        if states and progress_of(states[0]).step > self._saved_step:  # there are none just after the coordinator's restart
+        # There are none just after the coordinator's restart. From states with an epoch that is still to be scored nobody could
+        # go on with the same metrics; that epoch's end is written as soon as it is.
+        if states and not states[0].ends and progress_of(states[0]).step > self._saved_step:
             self._save(progress_of(states[0]).step, to_checkpoint(self._learner, states), {})
         return True
 

@@ -60,6 +60,7 @@ class Keeper:
         if orders.table != self._desk.table:
             return
         self._desk.durable = max(self._desk.durable, orders.kept)
+        self._desk.scored = orders.scored
         if self._conductor is not None:
             self._conductor.kept(orders.kept)
         is_new, self._incarnation = orders.incarnation != self._incarnation, orders.incarnation
@@ -94,8 +95,7 @@ class Keeper:
 
     def _keep_snapshots(self, orders: Orders, is_new: bool, urgent: bool) -> None:
         """Sends the newest snapshot; a coordinator that was restarted gets all that it may need."""
-        kept = max(orders.kept, self._snapshots[0].version if is_new else 0)
-        self._snapshots = [state for state in self._snapshots if state.version >= kept]
+        self._snapshots = [state for state in self._snapshots if state.version >= orders.kept] or self._snapshots[-1:]
         for known in self._snapshots if is_new else ():
             wait_for(self._coordinator.keep.remote(self._number, self._desk.table, known, together=True))
         self._set_pace()

@@ -81,8 +81,11 @@ class Lead:
         return self.ledger.epochs_done > before
 
     def out_of_reach(self, lease: int, version: int) -> None:
-        """A worker cannot compute a lease, since some server is at `version` already. If nobody has done it, it is lost."""
-        if not self.ledger.has(lease):
+        """A worker cannot compute a lease, since some server is at `version` already.
+
+        The lease is lost, unless whoever had pushed it has spoken up meanwhile.
+        """
+        if self.ledger.wants(lease):
             self.beyond = max(self.beyond, version)
 
     # ---- control ----

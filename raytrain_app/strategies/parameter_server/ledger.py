@@ -167,13 +167,13 @@ class Ledger:
         self._hold(worker, lease, version)
         return lease
 
-    def has(self, lease: int) -> bool:
-        """Whether a lease's push is here, whether or not the other servers have it."""
-        return lease in self.done or lease in self._outcomes
+    def wants(self, lease: int) -> bool:
+        """Whether somebody has to compute a lease, or is about to."""
+        return lease in self._held or lease in self._returned
 
     def hold(self, worker: str, lease: int, version: int) -> None:
         """A worker says that it is at work on a lease, to a ledger that was restored and may not know it."""
-        if not self.has(lease) and lease not in self._held:
+        if lease not in self.done and lease not in self._outcomes and lease not in self._held:
             self._hold(worker, lease, version)
 
     def applied(self, lease: int, outcome: Outcome) -> None:
@@ -258,7 +258,10 @@ class Ledger:
         ledger.done = Window.from_json(values["done"])
         ledger.counts = Counts(**values["counts"])
         ledger._undone = set(values["undone"])
-        ledger._outcomes = {int(lease): Outcome(**outcome) for lease, outcome in values["outcomes"].items()}
+        if (
+            plan.sync != "bulk"
+        ):  # else they are of parts that waited for their step, and the state of a range has whole steps alone
+            ledger._outcomes = {int(lease): Outcome(**outcome) for lease, outcome in values["outcomes"].items()}
         ledger._pushed_by = {lease: outcome.worker for lease, outcome in ledger._outcomes.items()}
         ledger._returned = set(ledger.done.missing(ledger.next))
         return ledger

@@ -66,20 +66,25 @@ class Server:
 
     # ---- asked by others ----
 
-    def compare(self, done: Mapping[str, Any]) -> tuple[list[int], int]:
-        """Leases of the window `done` that this server has not applied, and the first lease above all that it has."""
+    def compare(self, done: Mapping[str, Any]) -> tuple[list[int], int] | None:
+        """Leases of the window `done` that this server has not applied, and the first lease above all that it has.
+
+        None while it has not taken up its state.
+        """
         with self._desk.lock:
             shard = self._desk.shard
             if shard is None:
-                return [], 0
+                return None
             leases = Window.from_json(done)
             told = [*range(shard.applied.low, leases.low), *leases.above]
             return [lease for lease in told if not shard.holds(lease)], shard.known
 
     def captured(self, epoch: int) -> ShardState:
-        """The state at the end of an epoch (from 1); the current one if this server was restarted since."""
+        """The state at the end of an epoch (from 1); in asynchronous modes the current one if this server was restarted since."""
         self._ready.wait()
         with self._desk.lock:
+            if self._desk.is_bulk:  # it comes back to it, by what workers send again or compute again
+                self._desk.lock.wait_for(lambda: epoch in self._desk.captured)
             return self._desk.captured.get(epoch) or self._desk.state()
 
     def state(self) -> ShardState:
@@ -156,7 +161,8 @@ class Server:
     def _beat(self) -> Orders:
         self._meters.update(self._desk.stats)
         details = self._conductor.details() if self._conductor is not None else {}
-        beat = Beat(self.number, self._table, self._servers, self._place(), self._desk.stats.read(), details)
+        scored = self._desk.lead.ledger.scored if self._desk.lead is not None else 0
+        beat = Beat(self.number, self._table, self._servers, self._place(), self._desk.stats.read(), scored, details)
         orders: Orders = wait_for(self._coordinator.beat.remote(beat))
         return orders
 

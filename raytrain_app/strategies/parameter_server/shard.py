@@ -68,6 +68,7 @@ class ShardState:
         applied: leases applied.
         ledger: the ledger's and the journal's state, with the first range alone.
         num_parameters: leading elements of the whole flat vector that are parameters; float buffers follow.
+        ends: in bulk mode, the states at the ends of epochs that are not scored yet, by epoch from 1.
     """
 
     start: int
@@ -80,6 +81,7 @@ class ShardState:
     applied: dict[str, Any] = field(default_factory=lambda: Window().to_json())
     ledger: dict[str, Any] = field(default_factory=dict)
     num_parameters: int = 0
+    ends: dict[int, ShardState] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

@@ -35,6 +35,8 @@ def cut_anew(states: Sequence[ShardState], servers: int) -> list[ShardState]:
     """
     assert all(state.applied == states[0].applied for state in states), "ranges with different leases cannot be joined"
     whole = _joined(states)
+    epochs = set(whole.ends).intersection(*(state.ends for state in states))
+    ends = {epoch: cut_anew([state.ends[epoch] for state in states], servers) for epoch in epochs}
     return [
         replace(
             whole,
@@ -47,6 +49,7 @@ def cut_anew(states: Sequence[ShardState], servers: int) -> list[ShardState]:
             },
             counters=whole.counters if number == 0 else whole.counters[:0],
             ledger=whole.ledger if number == 0 else {},
+            ends={epoch: cut[number] for epoch, cut in ends.items()},
         )
         for number, (start, stop) in enumerate(ranges(len(whole.vector), servers))
     ]

@@ -20,7 +20,7 @@ from raytrain_app.strategies.parameter_server.desk import WAIT_S
 from raytrain_app.strategies.parameter_server.ledger import END, WAIT, Plan
 from raytrain_app.strategies.parameter_server.snapshot import cut_anew
 from raytrain_app.strategies.parameter_server.table import Table
-from raytrain_app.strategies.parameter_server.wire import Address
+from raytrain_app.strategies.parameter_server.wire import Address, Op, Request
 from tests.unit.parameter_server.making import ONES, Farm, farm, ones
 
 WAYS = [pytest.param(True, id="shared memory"), pytest.param(False, id="TCP")]
@@ -173,6 +173,23 @@ def test_bulk_goes_back_when_a_part_is_lost_with_a_server_and_its_worker(restore
         for _ in range(10):
             lease = push_and_take(one, lease)
         assert made.whole().tolist() == [5.0] * 1000
+
+
+def test_bulk_goes_back_when_a_worker_dies_between_two_servers() -> None:
+    """The first server has its part, and with that the whole step; the other one lacks it."""
+    with farm(Plan(100, 1, 2, "bulk"), dataclasses.replace(ONES, bulk=True, parts=2), servers=2) as made:
+        one, dies = made.client("one"), made.client("dies")
+        assert [one.take(), dies.take()] == [0, 1]
+        one.push(ones(one, 0), wants=False)
+        dies._exchange({0: Request(Op.PUSH)}, ones(dies, 1))
+        lead = made.desks[0].lead
+        assert lead is not None
+        assert one.take() == WAIT
+        assert lead.beyond == -1, "it may still come"
+        dies.close()
+        while one.versions != [1, 0] or lead.beyond < 0:
+            assert one.take() == WAIT
+        assert lead.beyond == 1
 
 
 def test_a_push_under_way_when_all_go_back_counts_in_its_step() -> None:

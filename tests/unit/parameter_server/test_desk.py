@@ -6,7 +6,8 @@ import dataclasses
 
 from raytrain_app.strategies.parameter_server.desk import Desk
 from raytrain_app.strategies.parameter_server.lead import Scored
-from raytrain_app.strategies.parameter_server.ledger import Plan
+from raytrain_app.strategies.parameter_server.ledger import WAIT, Plan
+from raytrain_app.strategies.parameter_server.snapshot import cut_anew
 from tests.unit.parameter_server.making import ONES, Farm, farm, ones
 
 BULK = dataclasses.replace(ONES, bulk=True, parts=2)
@@ -46,17 +47,43 @@ def test_all_servers_keep_the_same_versions() -> None:
         assert steps(made, 9) == [[4, 8], [4, 8], [2, 4, 6, 8]]
 
 
-def test_an_epochs_end_is_kept_until_it_is_scored() -> None:
+def test_an_epochs_end_is_kept_with_what_comes_after_it_until_it_is_scored() -> None:
     with farm(PLAN, BULK, servers=2) as made:
         for desk in made.desks:
             desk.snapshot_every = 4
-        assert steps(made, 15) == [[4, 8, 10], [4, 8, 10, 12]], "what comes after it could not be gone on from"
+        assert steps(made, 15) == [[4, 8, 10, 12], [4, 8, 10, 12]]
+        states = [desk.state() for desk in made.desks]
+        assert [state.ends[1].version for state in states] == [10, 10]
+        assert states[0].ends[1].ledger["ledger"]["done"]["low"] == 20
+        ends = [state.ends[1] for state in cut_anew(states, 3)]
+        assert [len(end.vector) for end in ends] == [len(state.vector) for state in cut_anew(states, 3)]
+        for number, state in enumerate(states):
+            made.restart(number, state)
+            assert made.desks[number].captured[1].version == 10
         lead = made.desks[0].lead
         assert lead is not None
         lead.scored(Scored({}), 0.1)
-        assert steps(made, 2)[0] == [16]
-        assert [desk.captured[1].version for desk in made.desks] == [10, 10]
-        assert made.desks[0].captured[1].ledger["ledger"]["done"]["low"] == 20
+        made.desks[1].scored = 1
+        assert [desk.state().ends for desk in made.desks] == [{}, {}]
+
+
+def test_a_part_that_waited_for_its_step_is_not_taken_for_done_by_a_restored_lead() -> None:
+    with farm(PLAN, BULK, servers=2) as made:
+        dies, lives = made.client("dies"), made.client("lives")
+        assert [dies.take(), lives.take()] == [0, 1]
+        dies.push(ones(dies, 0), wants=False)
+        assert dies.take() == WAIT
+        with made.desks[0].lock:
+            state = made.desks[0].snapshot_now()  # the step is a slow one
+        assert state is not None
+        lives.push(ones(lives, 1), wants=False)
+        assert lives.take() == 2
+        dies.close()
+        made.restart(0, state)
+        assert lives.take() == WAIT
+        assert lives.take() == WAIT
+        assert made.desks[0].lead is not None
+        assert made.desks[0].lead.beyond == 1, "nobody has the first part, and the other server is beyond its step"
 
 
 def test_a_server_that_begins_with_an_epochs_end_has_it_for_the_validation() -> None:
