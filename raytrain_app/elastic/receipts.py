@@ -52,7 +52,7 @@ class Receipts:
             if event["kind"] == "roll_back":  # of steps that nobody was told of
                 self._undone_steps += event["steps"]
                 self._undone_samples += event["samples"]
-        elif event["kind"] == "resume":
+        elif event["kind"] == "resume" and self._last is not None:  # else the run began with it, and nothing was disturbed
             self._resumed = dict(event)
         elif event["kind"] == "generation":
             self._generation(event)

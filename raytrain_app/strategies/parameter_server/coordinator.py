@@ -146,6 +146,8 @@ class Coordinator(Membership):
         if table <= self._table:
             return
         copies = [await asyncio.to_thread(_copy, state) for state in states]
+        if table <= self._table:  # the servers were rolled back while they were copied
+            return
         self._kept = dict(enumerate(copies))
         self._offered.clear()
         self._table, self._servers = table, len(states)

@@ -27,6 +27,7 @@ from raytrain_app.storage.saver import Saver
 from raytrain_app.strategies.parameter_server.callbacks import EpochCallbacks
 from raytrain_app.strategies.parameter_server.lead import Scored
 from raytrain_app.strategies.parameter_server.policy import plan_of, policy_of
+from raytrain_app.strategies.parameter_server.shard import ShardState
 from raytrain_app.strategies.parameter_server.snapshot import (
     cut_anew,
     first_states,
@@ -100,14 +101,14 @@ class Evaluator:
             states = from_checkpoint(self._learner, saved)
             if all(state.applied == states[0].applied for state in states):
                 states = cut_anew(states, servers)
-            self._tell("resume", step=step, source="checkpoint")
+            self._tell("resume", step=step, samples=progress_of(states[0]).samples, source="checkpoint")
         wait_for(self._coordinator.commit.remote(FIRST_TABLE, states))
         return len(states)
 
     def _score(self, epoch: int) -> Scored:
         if epoch in self._scored:  # the lead was restored and asks again
             return self._scored[epoch]
-        states = wait_for([place.handle.captured.remote(epoch) for place in self._table().places])
+        states = self._captured(epoch)
         load_into(self._learner, states)
         progress = progress_of(states[0])
         metrics = self._learner.metrics(progress.extra)
@@ -126,6 +127,14 @@ class Evaluator:
         self._save(progress.step, to_checkpoint(self._learner, states), everything)
         self._scored[epoch] = Scored(metrics, stop)
         return self._scored[epoch]
+
+    def _captured(self, epoch: int) -> list[ShardState]:
+        """The states of all servers at the end of an epoch."""
+        while True:
+            places = self._table().places
+            states: list[ShardState] = wait_for([place.handle.captured.remote(epoch) for place in places])
+            if all((state.start, state.stop) == (place.start, place.stop) for state, place in zip(states, places, strict=True)):
+                return states  # else ranges were cut anew meanwhile
 
     def _save_kept(self) -> bool:
         states = wait_for(self._coordinator.kept.remote())

@@ -83,8 +83,8 @@ class Server:
         """The state at the end of an epoch (from 1); in asynchronous modes the current one if this server was restarted since."""
         self._ready.wait()
         with self._desk.lock:
-            if self._desk.is_bulk:  # it comes back to it, by what workers send again or compute again
-                self._desk.lock.wait_for(lambda: epoch in self._desk.captured)
+            if self._desk.is_bulk:  # one that was restored comes to it again, by what workers send or compute again
+                self._desk.lock.wait_for(lambda: self._desk.shard is not None and self._desk.shard.epochs >= epoch)
             return self._desk.captured.get(epoch) or self._desk.state()
 
     def state(self) -> ShardState:

@@ -112,6 +112,19 @@ def test_steps_that_servers_went_back_count_though_nobody_was_told_of_them() -> 
     assert (later["steps_redone"], later["samples_redone"]) == (0, 0)
 
 
+def test_going_on_from_a_checkpoint_at_the_start_is_no_part_of_a_later_disruption() -> None:
+    stream = Stream()
+    stream.event("resume", 0.0, step=113, source="checkpoint")
+    stream.event("join", 0.0, worker="0.0")
+    stream.event("generation", 0.0, workers=1)
+    assert stream.step(114, 0.1) is None
+    stream.event("join", 0.2, worker="0.1")
+    stream.event("generation", 0.2, workers=2)
+    receipt = stream.step(115, 0.3)
+    assert receipt is not None
+    assert (receipt["cause"], receipt["steps_redone"], receipt["samples_redone"]) == ("join", 0, 0)
+
+
 def test_the_gravest_cause_names_the_disruption() -> None:
     stream = running()
     stream.event("join", 1.05, worker="0.2")
