@@ -95,7 +95,8 @@ class Membership:
             roster.adopt(info, generation, clock, time.monotonic())
         worker = roster.workers.get(info.worker_id)
         if worker is not None:
-            worker.seen_s, worker.clock, worker.seconds = time.monotonic(), max(worker.clock, clock), seconds
+            worker.seen_s, worker.clock = time.monotonic(), max(worker.clock, clock)
+            worker.spend(seconds)
         async with self._changed:
             with contextlib.suppress(asyncio.TimeoutError):
                 await asyncio.wait_for(self._changed.wait_for(lambda: self._version != version), POLL_S)
@@ -136,7 +137,7 @@ class Membership:
 
     async def leave(self, worker_id: str, seconds: dict[str, float]) -> None:
         """A worker that was asked to leave or park does so, at a step boundary; its next `join` tells it which."""
-        self._roster.workers[worker_id].seconds = seconds
+        self._roster.workers[worker_id].spend(seconds)
         self._roster.step_aside(worker_id)
         self._event("leave", worker=worker_id, workers=len(self._present()))
         await self._step_forward()
@@ -144,7 +145,7 @@ class Membership:
     async def done(self, worker_id: str, summary: dict[str, Any], seconds: dict[str, float]) -> None:
         """A worker finished the run; all do, with equal summaries."""
         if worker_id in self._roster.workers:  # else this actor was restarted just now and has not heard of it
-            self._roster.workers[worker_id].seconds = seconds
+            self._roster.workers[worker_id].spend(seconds)
             self._roster.remove(worker_id)
         self._summaries[worker_id] = summary
         self._over = self._over or not self._roster.missing()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import threading
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
@@ -100,7 +101,7 @@ class Stopwatch:
     """Adds up a worker's seconds by what they went into. One class is running at any time, so they sum to its lifetime.
 
     `useful` steps that counted, `redone` work that was thrown away, `starting` until the first step is possible, `idle`
-    waiting for others. Of a step under way it is not known yet whether it counts.
+    waiting for others. Of a step under way it is not known yet whether it counts. Heartbeats read it from another thread.
 
     Attributes:
         seconds: by class, up to the last switch.
@@ -110,22 +111,25 @@ class Stopwatch:
     def __init__(self) -> None:
         self.started_time_s = time.time()
         self.seconds = dict.fromkeys(CLASSES, 0.0)
+        self._lock = threading.Lock()
         self._running = "starting"
         self._since_s = time.monotonic()
 
     def switch(self, to: str, book: str | None = None) -> float:
         """Books the time since the last switch (under `book` if given, else the running class) and runs `to`; returns it."""
-        now_s = time.monotonic()
-        spent_s = now_s - self._since_s
-        self.seconds[book or self._running] += spent_s
-        self._running, self._since_s = to, now_s
+        with self._lock:
+            now_s = time.monotonic()
+            spent_s = now_s - self._since_s
+            self.seconds[book or self._running] += spent_s
+            self._running, self._since_s = to, now_s
         return spent_s
 
     def read(self) -> dict[str, float]:
         """Seconds by class up to now, those of a step under way as `UNDECIDED`."""
-        running = UNDECIDED if self._running == "useful" else self._running
-        read = {**self.seconds, UNDECIDED: 0.0}
-        read[running] += time.monotonic() - self._since_s
+        with self._lock:
+            running = UNDECIDED if self._running == "useful" else self._running
+            read = {**self.seconds, UNDECIDED: 0.0}
+            read[running] += time.monotonic() - self._since_s
         return read
 
     def settle(self) -> dict[str, float]:

@@ -7,6 +7,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from raytrain_app.elastic.receipts import CLASSES
+
 
 class Standing(enum.Enum):
     """Where a worker stands."""
@@ -67,6 +69,11 @@ class Worker:
     seen_s: float
     leaving: bool = False
     seconds: dict[str, float] = field(default_factory=dict)
+
+    def spend(self, seconds: dict[str, float]) -> None:
+        """Takes over what the worker says, unless it is older than what is known: a heartbeat may come after a farewell."""
+        if all(seconds.get(name, 0.0) >= self.seconds.get(name, 0.0) for name in CLASSES):
+            self.seconds = seconds
 
 
 @dataclass(frozen=True)

@@ -190,13 +190,14 @@ def test_a_run_on_spot_machines(box: Box, cluster: Cluster, tmp_path: Path, undi
         first, second, *_ = box.emulator.named("cpu")
         box.emulator.reclaim(first)
         run.wait_for(lambda: run.events("leave"))
-        run.wait_for(lambda: len(run.events("join")) == 4)
-        box.emulator.lose(second)
+        box.emulator.lose(second)  # before there is another machine for the first one
         run.wait_for(lambda: run.events("worker_lost", "node_lost"))
+        run.wait_for(lambda: len(run.events("join")) >= 4)
         result = run.finish()
         # It did not take `failure.heartbeat_s` to see that the machine is gone.
         assert [(event["kind"], event["cause"]) for event in run.events("worker_lost", "node_lost")] == [("node_lost", "died")]
-        assert all(seconds >= 0 for event in run.events("disruption") for seconds in event["receipt"]["worker_seconds"].values())
+        receipts = [event["receipt"] for event in run.events("disruption")]
+        assert [receipt for receipt in receipts if min(receipt["worker_seconds"].values()) < 0] == []
         assert RunDirectory.open(run.uri).checkpoints.exists("latest")
     assert result["weights_sha256"] == expected.result()
 
@@ -262,7 +263,7 @@ def test_storage_that_only_the_head_sees(box: Box, cluster: Cluster, tmp_path: P
 
 def test_a_lost_head(box: Box, cluster: Cluster, tmp_path: Path, undisturbed: Callable[..., Future[str]]) -> None:
     """The run is lost with its driver; on the next head the same job goes on from the bucket."""
-    job = {**JOB, "name": "headless"}
+    job = {**JOB, "name": "headless", "checkpoint": {"every_steps": 5}}
     with cluster.submitted(tmp_path, job) as run:
         run.wait_for(lambda: run.events("checkpoint"))
         box.emulator.lose(box.emulator.named("head")[0])
@@ -273,4 +274,4 @@ def test_a_lost_head(box: Box, cluster: Cluster, tmp_path: Path, undisturbed: Ca
         run.wait_for(lambda: run.events("resume"))
         result = run.finish()
     assert run.events("resume")[0]["step"] > 0
-    assert result["weights_sha256"] == undisturbed(job).result()
+    assert result["weights_sha256"] == undisturbed(JOB).result()

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import json
+import threading
 import time
 from typing import Any
 
@@ -132,3 +134,16 @@ def test_seconds_of_a_step_under_way_are_taken_back_from_no_class() -> None:
     settled = watch.settle()
     assert settled[UNDECIDED] == 0.0
     assert sum(settled.values()) == pytest.approx(sum(watch.read().values()), abs=0.01)
+
+
+def test_no_class_ever_shrinks_while_another_thread_reads() -> None:
+    watch = Stopwatch()
+    reads: list[dict[str, float]] = []
+    reader = threading.Thread(target=lambda: reads.extend(watch.read() for _ in range(20_000)))
+    reader.start()
+    while reader.is_alive():
+        watch.switch("idle")
+        watch.switch("useful")
+    reader.join()
+    for before, after in itertools.pairwise(reads):
+        assert all(after[name] >= before[name] for name in CLASSES)

@@ -134,3 +134,12 @@ def test_nothing_forms_of_halves_alone() -> None:
     roster.wait(part("a0", 0, 0), -1, 0.0)
     roster.wait(part("b1", 1, 1), -1, 0.0)
     assert not roster.can_form()
+
+
+def test_a_heartbeat_that_comes_after_the_farewell_takes_no_seconds_back() -> None:
+    worker = waiting(1, a=0).workers["a"]
+    worker.spend({"useful": 2.0, "idle": 1.0, "undecided": 0.0})
+    worker.spend({"useful": 1.5, "idle": 1.0, "undecided": 0.4})
+    assert worker.seconds == {"useful": 2.0, "idle": 1.0, "undecided": 0.0}
+    worker.spend({"useful": 2.0, "idle": 1.5, "undecided": 0.1})
+    assert worker.seconds == {"useful": 2.0, "idle": 1.5, "undecided": 0.1}
