@@ -206,7 +206,7 @@ def test_runs_that_cannot_go_on(project: Path) -> None:
     waiting.interrupt()
     faulty.wait_for(lambda: bool(lines(folder / "runs" / "digit-parity")))
     assert faulty.end() == 4
-    assert wrong.end() == 4
+    assert wrong.end() == 3
 
     assert 'custom_task.py", line' in faulty.said
     assert "in torch_augment" in faulty.said

@@ -14,6 +14,7 @@ from raytrain_app.tasks.synthetic import Synthetic
 
 SECONDS_A_SHARD = 0.01
 STUCK_ONCE = Path(tempfile.gettempdir(), "raytrain-test-stuck-once")
+SLOWER_WHILE = Path(tempfile.gettempdir(), "raytrain-test-slower-while")
 CRASH_SEED = shard_seed([0, 1, 30, 0])
 
 
@@ -29,6 +30,15 @@ class Slow(Quick):
 
     def torch_augment(self, x: torch.Tensor) -> torch.Tensor:
         time.sleep(SECONDS_A_SHARD)
+        return super().torch_augment(x)
+
+
+class Slower(Slow):
+    """Takes ten times as long while `SLOWER_WHILE` is there, for what has to happen before the run is over."""
+
+    def torch_augment(self, x: torch.Tensor) -> torch.Tensor:
+        if SLOWER_WHILE.exists():
+            time.sleep(9 * SECONDS_A_SHARD)
         return super().torch_augment(x)
 
 
@@ -51,4 +61,4 @@ class Stuck(Slow):
         return super().torch_augment(x)
 
 
-SLOW, QUICK, CRASHING, STUCK = Slow(), Quick(), Crashing(), Stuck()
+SLOW, SLOWER, QUICK, CRASHING, STUCK = Slow(), Slower(), Quick(), Crashing(), Stuck()

@@ -12,6 +12,7 @@ import pytest
 from raytrain_app.errors import TrainingError
 from raytrain_app.storage.requests import Request, Requests
 from tests.integration.elastic.disturbed import Disturbed, assert_undisturbed, kill_actor, slow_job
+from tests.integration.elastic.slow_task import SLOWER_WHILE
 
 pytestmark = pytest.mark.usefixtures("ray_local")
 
@@ -26,6 +27,7 @@ def test_a_killed_worker_and_then_the_leader(tmp_path: Path, calm: dict[str, Any
     """Two deaths: of a follower at the end of an epoch, later of whoever leads; both are replaced, and no step is lost."""
 
     def kill_follower(run: Disturbed) -> None:
+        SLOWER_WHILE.touch()
         run.kill(max(run.pids))
 
     def kill_leader(run: Disturbed) -> None:
@@ -35,9 +37,13 @@ def test_a_killed_worker_and_then_the_leader(tmp_path: Path, calm: dict[str, Any
             time.sleep(0.05)
         run.kill(leader)
 
-    job = slow_job(tmp_path, "killed", train={"epochs": 15, "global_batch_size": 50, "virtual_shards": 4})
-    run = Disturbed(job, {36: kill_follower, 37: kill_leader})
-    record = run.run()
+    job = slow_job(tmp_path, "killed", task="tests.integration.elastic.slow_task:SLOWER")
+    all_are_there = {("join", 4): lambda _: SLOWER_WHILE.unlink()}
+    run = Disturbed(job, {36: kill_follower, 37: kill_leader}, all_are_there)
+    try:
+        record = run.run()
+    finally:
+        SLOWER_WHILE.unlink(missing_ok=True)
     assert_undisturbed(run, record, calm)
     assert record["steps_redone"] == 0
     assert len(run.seen("worker_lost")) == 2
