@@ -192,7 +192,6 @@ def test_a_run_on_spot_machines(box: Box, cluster: Cluster, tmp_path: Path, undi
         run.wait_for(lambda: run.events("leave"))
         box.emulator.lose(second)  # before there is another machine for the first one
         run.wait_for(lambda: run.events("worker_lost", "node_lost"))
-        run.wait_for(lambda: len(run.events("join")) >= 4)
         result = run.finish()
         # It did not take `failure.heartbeat_s` to see that the machine is gone.
         assert [(event["kind"], event["cause"]) for event in run.events("worker_lost", "node_lost")] == [("node_lost", "died")]
