@@ -149,6 +149,22 @@ class Cluster:
         return False
 
 
+@contextmanager
+def refused_storage(box: Box, cluster: Cluster, folder: Path) -> Iterator[None]:
+    """A job, sent as Ray's users do, with storage that only the head sees; it has been refused when the block ends."""
+    shutil.copytree(PROJECT_FOLDER, folder, dirs_exist_ok=True)
+    (folder / "job.yaml").write_text(json.dumps({**JOB, "task": "mnist", "storage": "runs"}))
+    command = ["ray", "job", "submit", "--address", cluster.url, "--working-dir", ".", "--"]
+    command += ["python", "-m", "raytrain_app", "run", "job.yaml"]
+    with box.running(*command, cwd=folder, RAY_AUTH_MODE="token") as process:
+        yield
+        process.wait(100)
+        output = box.output(process)
+    assert process.returncode != 0
+    assert "workers on other nodes do not see it" in output
+    assert "--set storage=" in output
+
+
 @pytest.fixture(scope="module")
 def cluster(box: Box) -> Iterator[Cluster]:
     box.run("raytrain", "cluster", "check", str(box.cluster_file))
@@ -228,8 +244,11 @@ def test_two_runs_at_once_lose_a_machine_each(
     assert result["weights_sha256"] == expected.result()
 
 
-def test_machines_that_do_not_come_and_gpus_that_are_none(box: Box, cluster: Cluster, tmp_path: Path) -> None:
-    """Who waits for a machine is told why none comes; one that comes without its GPU's driver ends the run at once."""
+def test_what_is_refused(box: Box, cluster: Cluster, tmp_path: Path) -> None:
+    """Who waits for a machine is told why none comes; one that comes without its GPU's driver ends the run at once.
+
+    Meanwhile, a job is refused whose storage workers do not see.
+    """
     job = {**JOB, "name": "gpu", "scaling": {"workers": 1, "resources_per_worker": {"GPU": 1}}}
     box.emulator.outage = True
     refusal = {
@@ -237,7 +256,8 @@ def test_machines_that_do_not_come_and_gpus_that_are_none(box: Box, cluster: Clu
         "message": "Quota 'NVIDIA_T4_GPUS' exceeded.  Limit: 0.0 in region us-west1.",
     }
     with cluster.submitted(tmp_path, job) as run:
-        run.wait_for(lambda: "the autoscaler has failed since" in run.said())
+        with refused_storage(box, cluster, tmp_path / "elsewhere"):
+            run.wait_for(lambda: "the autoscaler has failed since" in run.said())
         box.emulator.refusal, box.emulator.outage = refusal, False
         run.wait_for(lambda: "Quota 'NVIDIA_T4_GPUS' exceeded" in run.said())
         box.emulator.refusal = {}
@@ -247,22 +267,9 @@ def test_machines_that_do_not_come_and_gpus_that_are_none(box: Box, cluster: Clu
     assert run.process.returncode == 3, output
 
 
-def test_storage_that_only_the_head_sees(box: Box, cluster: Cluster, tmp_path: Path) -> None:
-    shutil.copytree(PROJECT_FOLDER, tmp_path, dirs_exist_ok=True)
-    (tmp_path / "job.yaml").write_text(json.dumps({**JOB, "task": "mnist", "storage": "runs"}))
-    command = ["ray", "job", "submit", "--address", cluster.url, "--working-dir", ".", "--"]
-    command += ["python", "-m", "raytrain_app", "run", "job.yaml"]
-    with box.running(*command, cwd=tmp_path, RAY_AUTH_MODE="token") as process:
-        process.wait(100)
-        output = box.output(process)
-    assert process.returncode != 0
-    assert "workers on other nodes do not see it" in output
-    assert "--set storage=" in output
-
-
 def test_a_lost_head(box: Box, cluster: Cluster, tmp_path: Path, undisturbed: Callable[..., Future[str]]) -> None:
     """The run is lost with its driver; on the next head the same job goes on from the bucket."""
-    job = {**JOB, "name": "headless", "checkpoint": {"every_steps": 5}}
+    job = {**JOB, "name": "headless", "checkpoint": {"every_steps": 3}}
     with cluster.submitted(tmp_path, job) as run:
         run.wait_for(lambda: run.events("checkpoint"))
         box.emulator.lose(box.emulator.named("head")[0])
