@@ -2,20 +2,26 @@
 
 from __future__ import annotations
 
+import itertools
 from collections import OrderedDict
+from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from threading import Lock
+from typing import TypeVar
 
 import numpy as np
 import pyarrow as pa
 import ray
+from ray.exceptions import GetTimeoutError
 
 from raytrain_app.data.blocks import Blocks
 
 Rows = tuple[np.ndarray, np.ndarray]
+Value = TypeVar("Value")
 
 # Below this a copy of mapped rows is done sooner than a thread is woken up for it.
 _BACKGROUND_BYTES = 1 << 20
+_FIRST_WAIT_S = 1.0
 
 
 class Reader:
@@ -109,8 +115,28 @@ class Reader:
             return self.mapped[number]
         while len(self.mapped) >= self._max_blocks:
             self.mapped.popitem(last=False)
-        self.mapped[number] = arrays(ray.get(self._blocks.refs[number]), self._blocks.shape)
+        self.mapped[number] = arrays(fetch([self._blocks.refs[number]])[0], self._blocks.shape)
         return self.mapped[number]
+
+
+def fetch(references: Sequence[ray.ObjectRef[Value]]) -> list[Value]:
+    """The values, out of the object store of whichever nodes have them; blocks until they are on this node.
+
+    Ray knows late that a node is gone. Until then it may choose that one of several to fetch from, and waits 10 s for it.
+    Who asks again sooner has another choice made; each wait is twice as long as the last, so a slow network has its time too.
+    """
+    for attempt in itertools.count():
+        try:
+            return ray.get(list(references), timeout=_FIRST_WAIT_S * 2**attempt)
+        except GetTimeoutError:
+            continue
+    raise AssertionError("it counts without end")
+
+
+def bring_here(blocks: Blocks) -> None:
+    """Fetches the blocks to this node, as a later `Reader` maps them: all, unless the order is windowed."""
+    if not blocks.window:
+        fetch(blocks.refs)
 
 
 def arrays(table: pa.Table, shape: tuple[int, ...]) -> Rows:

@@ -18,6 +18,7 @@ import torch
 
 from raytrain_app.actors import Actor
 from raytrain_app.data import Dataset
+from raytrain_app.data.reader import bring_here, fetch
 from raytrain_app.elastic.group import Rendezvous, choose_interface
 from raytrain_app.elastic.link import Link
 from raytrain_app.elastic.liveness import end_with_raylet
@@ -128,6 +129,7 @@ def _build(spec: WorkerSpec, job: Job, worker_id: str, place: int, stopwatch: St
     link = Link(spec.membership, info, stopwatch)
     task = load_task(job.task, job.data.classes)
     dataset = fetch_dataset(spec)
+    bring_here(dataset.train.blocks)  # while the others train: once this worker has joined, they wait for it at each step
     learner = build_part(job, task, device) if job.replica_workers > 1 else build_learner(job, task, device, spec.directory)
     return Worker(job, task, learner, dataset, link, rendezvous, device, spec.directory, spec.vault)
 
@@ -159,7 +161,7 @@ def fetch_dataset(spec: WorkerSpec) -> Dataset:
     found = ray.get(spec.dataset)
     if not found:
         raise TrainingError("the run was over before it began")
-    return ray.get(found[0])
+    return fetch(found)[0]
 
 
 def prepare_process(job: Job) -> None:

@@ -1,4 +1,4 @@
-"""A driver that test_hard_times.py runs: on nodes that flap, fall silent, or go. It writes what it saw to seen.json."""
+"""A driver that test_hard_times.py runs: on nodes that flap, fall silent, go, or are replaced. It leaves what it saw in seen.json."""
 
 from __future__ import annotations
 
@@ -37,6 +37,17 @@ def flapping(run: Disturbed, nodes: LocalNodes) -> None:
         nodes.remove(new.pop())
 
 
+def replaced(run: Disturbed, nodes: LocalNodes) -> None:
+    """Each node is lost in turn, and another one comes for it."""
+    for worker in run.seen("join"):
+        joined = len(run.seen("join"))
+        nodes.remove(worker["node"])
+        nodes.add()
+        deadline_s = time.monotonic() + 60
+        while len(run.seen("join")) == joined and time.monotonic() < deadline_s:
+            time.sleep(0.1)
+
+
 def silent(run: Disturbed, nodes: LocalNodes) -> None:
     """A machine that answers no more, while its connections stay open."""
     worker = run.seen("join")[-1]
@@ -61,6 +72,7 @@ def cut_off(run: Disturbed, machine: FarMachine) -> None:
 
 SCENARIOS: dict[str, tuple[Callable[[Disturbed, Any], None], int]] = {
     "flapping": (flapping, 1),
+    "replaced": (replaced, 2),
     "silent": (silent, 2),
     "cut-off": (cut_off, 1),
     "gone": (gone, 1),

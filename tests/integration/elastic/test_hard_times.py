@@ -175,6 +175,14 @@ def test_a_node_that_comes_and_goes_every_few_seconds(tmp_path: Path, repository
     assert all(event["receipt"]["paused_s"] < 5 for event in seen["disruption"])
 
 
+def test_nodes_that_are_replaced(tmp_path: Path, repository: Path) -> None:
+    """Who comes has its data before it joins, and does not wait for what the lost nodes had of it."""
+    seen = on_nodes("replaced", tmp_path, repository)
+    assert len(seen["node_lost"]) == 2
+    assert len(seen["join"]) == 4
+    assert all(event["receipt"]["paused_s"] < 5 for event in seen["disruption"])
+
+
 def test_a_machine_that_falls_silent(tmp_path: Path, repository: Path) -> None:
     """Nothing closes a connection; the others go on once its worker has been silent for `failure.heartbeat_s`, here 3 s."""
     seen = on_nodes("silent", tmp_path, repository)
