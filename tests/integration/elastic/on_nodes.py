@@ -1,4 +1,4 @@
-"""A driver that test_hard_times.py runs: on nodes that flap, fall silent, go, or are replaced. It leaves what it saw in seen.json."""
+"""A driver that test_hard_times.py runs: on nodes that flap, fall silent, go, or are replaced. Writes what it saw to seen.json."""
 
 from __future__ import annotations
 
