@@ -1,4 +1,4 @@
-"""A driver that test_hard_times.py runs: on nodes that flap, fall silent, go, or are replaced. Writes what it saw to seen.json."""
+"""A driver that test_hard_times.py runs: on nodes that flap, fall silent, go, or are replaced. What it saw is in seen.json."""
 
 from __future__ import annotations
 
