@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import subprocess
 import sys
 import time
@@ -17,8 +16,6 @@ from raytrain_app.cluster.local import LocalNodes
 from raytrain_app.job import Job
 from raytrain_app.storage.rundir import RunDirectory
 from tests.integration.elastic.disturbed import slow_job
-
-ENVIRONMENT = {**os.environ, "RAY_AUTH_MODE": "disabled"}
 
 
 def raytrain(*arguments: str) -> list[str]:
@@ -54,7 +51,7 @@ def running(job: Job, address: str, folder: Path, repository: Path) -> Iterator[
     file.write_text(job.to_yaml())
     command = raytrain("run", str(file), "--address", address)
     with log.open("wb") as output:
-        process = subprocess.Popen(command, cwd=repository, env=ENVIRONMENT, stdout=output, stderr=output)
+        process = subprocess.Popen(command, cwd=repository, stdout=output, stderr=output)
     try:
         yield Run(job, process, log)
     finally:
@@ -63,14 +60,15 @@ def running(job: Job, address: str, folder: Path, repository: Path) -> Iterator[
 
 
 @pytest.mark.slow
-def test_each_takes_what_the_other_leaves(tmp_path: Path, repository: Path) -> None:
+def test_each_takes_what_the_other_leaves(tmp_path: Path, repository: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RAY_AUTH_MODE", "disabled")  # for nodes and runs alike, whatever an earlier test has left
     train = {"epochs": 400, "global_batch_size": 50, "virtual_shards": 4}
     first = slow_job(tmp_path, "first", workers=1, train=train)
     second = slow_job(tmp_path, "second", workers="1..2", train=train)
     third = slow_job(tmp_path, "third", workers=1, train=train)
 
     def stop(run: str) -> None:
-        subprocess.run(raytrain("stop", run, "--storage", str(tmp_path)), cwd=repository, env=ENVIRONMENT, check=True)
+        subprocess.run(raytrain("stop", run, "--storage", str(tmp_path)), cwd=repository, check=True)
 
     third = third.model_copy(update={"scaling": third.scaling.model_copy(update={"wait_s": 2.0})})
     with LocalNodes(2, {"CPU": 1}) as nodes, ExitStack() as runs:
