@@ -139,8 +139,10 @@ def _tables(file: File, sniffed: _Sniffed, want: Want, types: dict[str, pa.DataT
             blank = _blank(table)
             if blank.any():
                 table, lines = table.filter(pa.array(~blank)), lines[~blank]
-            yield _Lines(table, lines, lost[:])
-            lost.clear()
+            # Arrow reads ahead in a thread, which adds to both lists meanwhile: only what was looked at may be taken out.
+            told = lost[:]
+            del lost[: len(told)]
+            yield _Lines(table, lines, told)
         if lost:
             yield _Lines(pa.table({name: pa.array([], types[name]) for name in names}), np.empty(0, np.int64), lost)
 
@@ -159,15 +161,12 @@ class _Ascii:
 
 
 def _line_numbers(first: int, count: int, skipped: list[int]) -> tuple[np.ndarray, int]:
-    """The numbers of `count` lines from `first` on, without those `skipped` (which is emptied of those passed)."""
-    last = first + count
-    while True:
-        passed = sum(number < last for number in skipped if number >= first)
-        if last == first + count + passed:
-            break
-        last = first + count + passed
-    lines = np.setdiff1d(np.arange(first, last), skipped, assume_unique=True)
-    skipped[:] = [number for number in skipped if number >= last]
+    """The numbers of `count` lines from `first` on, without those `skipped` (ascending, and emptied of those passed)."""
+    last, passed = first + count, 0
+    while passed < len(skipped) and skipped[passed] < last:
+        last, passed = last + 1, passed + 1
+    lines = np.setdiff1d(np.arange(first, last), skipped[:passed], assume_unique=True)
+    del skipped[:passed]
     return lines, last
 
 

@@ -3,16 +3,22 @@
 from __future__ import annotations
 
 import gzip
-from collections.abc import Mapping, Sequence
+import threading
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
 import pytest
+from pyarrow import csv as pa_csv
 
+from raytrain_app.data.formats import csv
+from raytrain_app.data.load import plan_data, wanted
+from raytrain_app.job import Data
 from raytrain_app.task import Columns, Task
 from tests.unit.data.making import Digits, Floats, assert_rows, images, labels, scan
 
 X, Y = images(20), labels(20)
+_OPEN = pa_csv.open_csv
 HEADER = "label," + ",".join(f"pixel{n}" for n in range(16))
 LINES = [",".join(map(str, [y, *x.ravel()])) for x, y in zip(X.tolist() and X, Y, strict=True)]
 
@@ -141,6 +147,50 @@ def test_lines_of_another_width_are_named_once_whatever_comes_after(tmp_path: Pa
         + [f"{path}, line 90001: found 'oops', which is no number, in column 1"]
     )
     assert len(result.rows["train"][1]) == 99_995
+
+
+class _Ahead:
+    """Arrow's reader, which always reads one piece ahead in a thread, as Arrow itself does whenever there is time."""
+
+    def __init__(self, *args: object) -> None:
+        self._reader = _OPEN(*args)
+        self._next: object = None
+        self.thread = threading.Thread()
+
+    def __iter__(self) -> Iterator[object]:
+        self._read()
+        while (piece := self._next) is not None:
+            self.thread = threading.Thread(target=self._read)
+            self.thread.start()
+            yield piece
+            self.thread.join()
+
+    def _read(self) -> None:
+        self._next = next(self._reader, None)
+
+
+def test_lines_that_are_read_ahead_are_not_forgotten(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """While the rows of a piece are in use, a thread of Arrow's goes on and finds bad lines of the next ones."""
+    readers: list[_Ahead] = []
+
+    def ahead(*args: object) -> _Ahead:
+        readers.append(_Ahead(*args))
+        return readers[-1]
+
+    monkeypatch.setattr(pa_csv, "open_csv", ahead)
+    bad = range(250, 150_000, 500)
+    path = save(tmp_path / "a.csv", ["1,2" if n in bad else LINES[n % 20] for n in range(150_000)])
+    section, task = Data(source=str(path)), Digits()
+    want = wanted(section, task)
+    (part,) = plan_data(section, task, want).parts
+    lost: list[str] = []
+    rows: list[int] = []
+    for batch in csv.read(part, want):
+        readers[-1].thread.join()
+        lost += batch.lost
+        rows += list(batch.place.numbers)
+    assert lost == [f"{path}, line {n + 1}: found 2 columns; expected 17" for n in bad]
+    assert rows == [n + 1 for n in range(150_000) if n not in bad]
 
 
 def test_bytes_that_are_no_text_are_shown_as_question_marks(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
