@@ -6,6 +6,7 @@ is the one writer of the run's files. Workers train (`strategies`), and need the
 
 from __future__ import annotations
 
+import math
 import signal
 import threading
 import time
@@ -180,9 +181,14 @@ def _listen(
     budget, started_s = FailureBudget(job.failure.max_restarts), time.monotonic()
     limits = job.scaling.workers.min, job.scaling.workers.max
     failures, stop = LaunchFailures(), False
+    nodes: list[Node] = []
+    looked_s = -math.inf
     while True:
         mail: Mail = wait_for(membership.mail.remote(recorder.recorded, MAIL_S))
-        nodes = _nodes(mail)
+        # Steps alone come several times a second, and to look at the cluster takes time that the workers may lack.
+        looks = mail.has_events or time.monotonic() - looked_s >= MAIL_S
+        if looks:
+            nodes, looked_s = _nodes(mail), time.monotonic()
         for crash in recorder.take(mail, {node.node_id for node in nodes}):
             reason = budget.crash(recorder.recorded, crash["generation"])
             if reason is not None:
@@ -211,8 +217,9 @@ def _listen(
         lacking = len(mail.workers) < limits[1]
         if lacking and (reason := failures.news()):
             recorder.note(reason)
-        for decision in supervisor.tend(mail, nodes, limits[1]):
-            recorder.decision(decision)
+        if looks:
+            for decision in supervisor.tend(mail, nodes, limits[1]):
+                recorder.decision(decision)
         recorder.status(mail, limits, services.status, failures.reason if lacking else "")
 
 

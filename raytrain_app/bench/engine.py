@@ -16,7 +16,7 @@ import torch.distributed as dist
 from raytrain_app.bench.plain_torch import answer, join_group, steps_asked
 from raytrain_app.bench.random_images import TASK
 from raytrain_app.elastic.plan import owned_shards, shard_seed, training_rows
-from raytrain_app.elastic.reduce import Reducer, Shard
+from raytrain_app.elastic.reduce import Ready, Reducer, Shard
 from raytrain_app.job import Job, job_from_dict
 from raytrain_app.strategies.worker import build_learner, prepare_process
 
@@ -34,7 +34,8 @@ class Engine:
         spans = [training_rows(job.train.global_batch_size, job.num_shards, shard) for shard in (owned[0], owned[-1])]
         self._mine = slice(spans[0].start, spans[1].stop)
         self._reducer = Reducer(rank, world_size, job.num_shards, self._learner.layout, 4, device)
-        self._reducer.exchange = self._timed("exchange", self._reducer.exchange)  # type: ignore[method-assign]
+        for segment in self._reducer.segments:
+            segment.receive = self._timed("exchange", segment.receive)  # type: ignore[method-assign]
         self._x, self._y = TASK.generate(str(job.data.source))["train"]
         self._order = np.random.default_rng(0).permutation(len(self._y)).reshape(-1, job.train.global_batch_size)
 
@@ -44,10 +45,10 @@ class Engine:
         x, y = self._timed("data", lambda: (self._x.take(ids, axis=0), self._y.take(ids)))()
         num_rows, num_shards = self._job.train.global_batch_size, self._job.num_shards
 
-        def shard(number: int) -> Shard:
+        def shard(number: int, ready: Ready | None) -> Shard:
             part = training_rows(num_rows, num_shards, number)
             inside = slice(part.start - self._mine.start, part.stop - self._mine.start)
-            return self._learner.shard(x[inside], y[inside], shard_seed([0, 0, self._taken, number]))
+            return self._learner.shard(x[inside], y[inside], shard_seed([0, 0, self._taken, number]), ready)
 
         before = self.seconds["forward and backward"] + self.seconds["exchange"]
         began_s = time.perf_counter()

@@ -75,3 +75,8 @@ class Mail:
     generation: int = 0
     lost_nodes: frozenset[str] = frozenset()
     seconds: dict[str, float] = field(default_factory=dict)
+
+    @property
+    def has_events(self) -> bool:
+        """Whether it tells of more than steps and epochs."""
+        return any(clock is None for clock, _ in self.records)

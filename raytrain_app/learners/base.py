@@ -8,7 +8,7 @@ from typing import Protocol
 import numpy as np
 import torch
 
-from raytrain_app.elastic.reduce import Layout, Shard
+from raytrain_app.elastic.reduce import Layout, Ready, Shard
 from raytrain_app.learners.callbacks import Callbacks
 from raytrain_app.state import TrainState
 
@@ -36,11 +36,11 @@ class Part(Protocol):
         """Name of the file in which the framework saves a whole model; None where it has no such format."""
         ...
 
-    def shard(self, x: np.ndarray, y: np.ndarray, seed: int) -> Shard:
+    def shard(self, x: np.ndarray, y: np.ndarray, seed: int, ready: Ready | None = None) -> Shard:
         """Gradient of the SUM of the losses of the rows x (rows, *shape), y (rows,), starting from the step's buffers.
 
         Seeds all random generators with `seed` first. With no rows the gradient and scores are zero. The returned vector
-        is valid until the next call.
+        is valid until the next call. A learner whose gradients come one by one tells `ready` of those that are complete.
         """
         ...
 

@@ -19,7 +19,7 @@ import torch
 from torch.utils.dlpack import from_dlpack
 
 from raytrain_app.elastic.plan import shard_seed
-from raytrain_app.elastic.reduce import NUM_SCORES, Layout, Shard
+from raytrain_app.elastic.reduce import NUM_SCORES, Layout, Ready, Shard
 from raytrain_app.errors import JobError
 from raytrain_app.job import Job
 from raytrain_app.learners import keras_parts as parts
@@ -88,7 +88,7 @@ class KerasLearner:
 
     # ---- training ----
 
-    def shard(self, x: np.ndarray, y: np.ndarray, seed: int) -> Shard:
+    def shard(self, x: np.ndarray, y: np.ndarray, seed: int, ready: Ready | None = None) -> Shard:
         if len(y) == 0:
             counters = torch.zeros(self.layout.num_counters, dtype=torch.int64)
             scores = torch.zeros(self.layout.num_scores, dtype=torch.float64)

@@ -20,7 +20,7 @@ from torch.distributed.tensor import DTensor, distribute_tensor
 
 from raytrain_app.elastic.group import broadcast_bytes, collective, peers_needed
 from raytrain_app.elastic.plan import shard_rows, shard_seed
-from raytrain_app.elastic.reduce import NUM_SCORES, Layout, Shard
+from raytrain_app.elastic.reduce import NUM_SCORES, Layout, Ready, Shard
 from raytrain_app.job import Job, ModelParallel
 from raytrain_app.learners.callbacks import Callbacks
 from raytrain_app.learners.costs import stage_plan
@@ -88,7 +88,7 @@ class ShardedLearner:
 
     # ---- training ----
 
-    def shard(self, x: np.ndarray, y: np.ndarray, seed: int) -> Shard:
+    def shard(self, x: np.ndarray, y: np.ndarray, seed: int, ready: Ready | None = None) -> Shard:
         self._flat.zero_()
         scores = torch.zeros(NUM_SCORES, dtype=torch.float64, device=self.device)
         if len(y) > 0:

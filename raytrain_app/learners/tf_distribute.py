@@ -17,7 +17,7 @@ import torch
 import torch.distributed as dist
 
 from raytrain_app.elastic.group import PeerLost, collective, sums_of_all
-from raytrain_app.elastic.reduce import Shard
+from raytrain_app.elastic.reduce import Ready, Shard
 from raytrain_app.errors import JobError, TrainingError
 from raytrain_app.job import Job
 from raytrain_app.learners import keras_parts as parts
@@ -151,7 +151,7 @@ class DistributedLearner(KerasLearner):
 
     # ---- the exact step, for a batch with fewer rows than workers ----
 
-    def shard(self, x: np.ndarray, y: np.ndarray, seed: int) -> Shard:
+    def shard(self, x: np.ndarray, y: np.ndarray, seed: int, ready: Ready | None = None) -> Shard:
         self.pull()
         return super().shard(x, y, seed)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import cast
 
 import numpy as np
@@ -14,9 +15,10 @@ from torch.nn.parallel import DistributedDataParallel
 
 from raytrain_app.elastic.group import PeerLost, collective
 from raytrain_app.elastic.plan import shard_seed
-from raytrain_app.elastic.reduce import NUM_SCORES, Layout, Shard
+from raytrain_app.elastic.reduce import NUM_SCORES, Layout, Ready, Shard
 from raytrain_app.job import Job
 from raytrain_app.learners.callbacks import Callbacks
+from raytrain_app.learners.gradients import GradientWatch
 from raytrain_app.learners.torch_parts import check_slots, flat_dtype, make_optimizer, on_host, places, seed_generators
 from raytrain_app.state import Arrays, TrainState, check_names
 from raytrain_app.task import Task
@@ -61,17 +63,22 @@ class TorchLearner:
         self._zero_counters = torch.zeros(num_counters, dtype=torch.int64, device=device)
         self._start = self._read(self._buffers), self._read(self._counters)
         self._ddp: nn.Module | None = None
+        self._watch: GradientWatch | None = None
 
     # ---- training ----
 
-    def shard(self, x: np.ndarray, y: np.ndarray, seed: int) -> Shard:
+    def shard(self, x: np.ndarray, y: np.ndarray, seed: int, ready: Ready | None = None) -> Shard:
         self._flat.zero_()
         if len(y) == 0:
             return Shard(self._flat, self._zero_counters, torch.zeros(NUM_SCORES, dtype=torch.float64, device=self.device))
         self._reset_buffers()
         seed_generators(seed, self.device)
         loss, scores = self._forward(self.model, x, y)
-        loss.backward()
+        if ready is None:
+            loss.backward()
+        else:
+            self._watch = self._watch or GradientWatch(self._named, self._places)
+            self._watch.backward(loss, partial(ready, self._flat))
         if self._buffers:
             self._flat[self.layout.num_parameters :] = self._read(self._buffers)
         counters = self._read(self._counters)

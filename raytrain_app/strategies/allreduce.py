@@ -19,7 +19,7 @@ from raytrain_app.data import Split
 from raytrain_app.elastic.group import Group, PeerLost
 from raytrain_app.elastic.plan import filled_shards, learning_rate, owned_shards, shard_rows, shard_seed, training_rows
 from raytrain_app.elastic.progress import Metrics, Progress
-from raytrain_app.elastic.reduce import Layout, Reducer, Shard, Total
+from raytrain_app.elastic.reduce import Layout, Ready, Reducer, Shard, Total
 from raytrain_app.elastic.roster import Generation
 from raytrain_app.elastic.vault import VaultKeeper
 from raytrain_app.errors import TrainingError
@@ -219,11 +219,11 @@ class AllReduce:
     def _reduce_exact(self, batch: Batch, flags: list[int], told: list[int] | None) -> Total:
         progress, num_rows, num_shards = self.progress, len(batch.rows), self.job.num_shards
 
-        def shard(number: int) -> Shard:
+        def shard(number: int, ready: Ready | None) -> Shard:
             part = training_rows(num_rows, num_shards, number)
             inside = slice(part.start - batch.first, part.stop - batch.first)
             seed = shard_seed([self.job.train.seed, progress.epoch, progress.step, number])
-            return self.learner.shard(batch.x[inside], batch.y[inside], seed)
+            return self.learner.shard(batch.x[inside], batch.y[inside], seed, ready)
 
         return self._reducer.reduce(shard, num_rows, filled_shards(num_rows, num_shards), flags, told)
 
@@ -312,7 +312,7 @@ class AllReduce:
         reader = self._batches.reader(split)
         nothing = torch.empty(0, device=self.learner.device)
 
-        def shard(number: int) -> Shard:
+        def shard(number: int, ready: Ready | None) -> Shard:
             ids = split.ids[shard_rows(len(split), self.job.num_shards, number)]
             scores = torch.zeros(self.learner.layout.num_scores, dtype=torch.float64, device=self.learner.device)
             for start in range(0, len(ids), EVALUATION_ROWS):

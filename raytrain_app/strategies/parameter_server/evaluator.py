@@ -16,7 +16,7 @@ from raytrain_app.actors import wait_for
 from raytrain_app.data import Dataset, Reader, Split
 from raytrain_app.elastic.plan import shard_rows
 from raytrain_app.elastic.progress import Metrics
-from raytrain_app.elastic.reduce import Layout, Reducer, Shard
+from raytrain_app.elastic.reduce import Layout, Ready, Reducer, Shard
 from raytrain_app.errors import TrainingError
 from raytrain_app.job import job_from_dict
 from raytrain_app.learners.base import Learner
@@ -194,7 +194,7 @@ class Evaluator:
         shards, nothing = self._job.num_shards, torch.empty(0)
         layout = Layout(num_scores=self._learner.layout.num_scores)
 
-        def shard(number: int) -> Shard:
+        def shard(number: int, ready: Ready | None) -> Shard:
             ids = split.ids[shard_rows(len(split), shards, number)]
             scores = torch.zeros(layout.num_scores, dtype=torch.float64)
             for start in range(0, len(ids), EVALUATION_ROWS):

@@ -77,6 +77,21 @@ def test_all_workers_lost_at_once_go_on_from_memory(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+def test_a_large_model_whose_gradients_travel_while_they_are_computed(tmp_path: Path) -> None:
+    """A follower, and then the leader, die in the middle of steps; their peers have segments under way."""
+    changes: dict[str, Any] = {
+        "model": {"name": "mlp", "hidden": 250_000, "batch_norm": True},
+        "train": {"epochs": 3, "global_batch_size": 50, "virtual_shards": 4},
+    }
+    calm = Disturbed(slow_job(tmp_path, "calm", workers=1, **changes)).run()
+    strikes = {9: lambda run: run.kill(max(run.pids)), 25: lambda run: run.kill(min(run.pids))}
+    run = Disturbed(slow_job(tmp_path, "killed", **changes), strikes)
+    record = run.run()
+    assert_undisturbed(run, record, calm)
+    assert len(run.seen("worker_lost")) == 2
+
+
+@pytest.mark.slow
 def test_a_hung_worker_is_evicted_and_replaced(tmp_path: Path, calm: dict[str, Any]) -> None:
     run = Disturbed(slow_job(tmp_path, "hung"), {60: lambda run: run.kill(max(run.pids), number=signal.SIGSTOP)})
     record = run.run()

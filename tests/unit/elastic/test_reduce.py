@@ -18,7 +18,8 @@ import torch
 import torch.distributed as dist
 
 from raytrain_app.elastic.group import PeerLost
-from raytrain_app.elastic.reduce import BLOCK, ROUND_BYTES, Layout, Reducer, Shard
+from raytrain_app.elastic.reduce import BLOCK, Layout, Ready, Reducer, Shard
+from raytrain_app.elastic.segments import ROUND_BYTES
 
 MAX_WORLD = 4
 SHARDS = (4, 5, 8)
@@ -32,7 +33,7 @@ LAYOUTS = (
 )
 
 
-def make_shard(layout: Layout, number: int) -> Shard:
+def make_shard(layout: Layout, number: int, ready: Ready | None = None) -> Shard:
     """Values of very different magnitudes, so that any change of order would change bits."""
     rng = np.random.default_rng(number)
     values = rng.normal(size=layout.size) * 10.0 ** rng.integers(-30, 30, layout.size)
@@ -130,7 +131,7 @@ def dying_worker(rank: int, port: int, folder: str) -> None:
     layout = Layout(100, 0, 0)
     reducer = Reducer(rank, 2, 2, layout, 1, torch.device("cpu"))
 
-    def shard(number: int) -> Shard:
+    def shard(number: int, ready: Ready | None) -> Shard:
         if rank == 1:
             os.kill(os.getpid(), signal.SIGKILL)
         return make_shard(layout, number)
@@ -150,7 +151,7 @@ def test_a_dead_peer_is_told_apart_from_an_error_in_a_shard(tmp_path: Path) -> N
         reducer.reduce(raise_shapes, 2, 2, [0])
 
 
-def raise_shapes(number: int) -> Shard:
+def raise_shapes(number: int, ready: Ready | None) -> Shard:
     raise RuntimeError("mat1 and mat2 shapes cannot be multiplied")
 
 
@@ -173,7 +174,7 @@ def test_error_is_at_most_that_of_a_correctly_rounded_sum(kind: str, num_shards:
     reducer = Reducer(0, 1, num_shards, Layout(size), 0, torch.device("cpu"))
     scores = torch.zeros(2, dtype=torch.float64)
     none = torch.zeros(0, dtype=torch.int64)
-    mean = reducer.reduce(lambda v: Shard(torch.from_numpy(shards[v]), none, scores), num_shards, num_shards, []).mean.numpy()
+    mean = reducer.reduce(lambda v, _: Shard(torch.from_numpy(shards[v]), none, scores), num_shards, num_shards, []).mean.numpy()
 
     exact = np.array([math.fsum(float(s[i]) for s in shards) / num_shards for i in range(size)])
     naive = np.add.reduce(np.stack(shards), axis=0, dtype=np.float32) / np.float32(num_shards)
@@ -195,7 +196,7 @@ def test_bits_are_those_of_the_plain_implementation(kind: str, num_shards: int, 
     vectors = [np.clip(ADVERSARIAL[kind](rng, size), -3.4e38, 3.4e38).astype(np.float32) for _ in range(num_shards)]
     none, scores = torch.zeros(0, dtype=torch.int64), torch.zeros(2, dtype=torch.float64)
     reducer = Reducer(0, 1, num_shards, Layout(size - 50, 50), 0, torch.device("cpu"))
-    total = reducer.reduce(lambda v: Shard(torch.from_numpy(vectors[v]), none, scores), num_rows, num_shards, [])
+    total = reducer.reduce(lambda v, _: Shard(torch.from_numpy(vectors[v]), none, scores), num_rows, num_shards, [])
     assert total.mean.numpy().tobytes() == plain_mean(vectors, size - 50, num_rows).tobytes()
 
 
@@ -203,5 +204,5 @@ def test_bits_are_those_of_the_plain_implementation(kind: str, num_shards: int, 
 def test_infinities_and_nan_come_through(bad: float) -> None:
     reducer = Reducer(0, 1, 2, Layout(3), 0, torch.device("cpu"))
     none, scores = torch.zeros(0, dtype=torch.int64), torch.zeros(2, dtype=torch.float64)
-    total = reducer.reduce(lambda v: Shard(torch.tensor([1.0, bad if v else 1.0, 1.0]), none, scores), 2, 2, [])
+    total = reducer.reduce(lambda v, _: Shard(torch.tensor([1.0, bad if v else 1.0, 1.0]), none, scores), 2, 2, [])
     assert torch.isfinite(total.mean).tolist() == [True, False, True]

@@ -39,7 +39,7 @@ def test_sums_have_the_bits_of_training(values: list[float]) -> None:
     shards = np.array([[value, 1.0] for value in values])
     reducer = Reducer(0, 1, len(values), Layout(), 0, torch.device("cpu"))
     nothing = torch.empty(0)
-    total = reducer.reduce(lambda n: Shard(nothing, nothing.long(), torch.from_numpy(shards[n].copy())), len(values), 1, [])
+    total = reducer.reduce(lambda n, _: Shard(nothing, nothing.long(), torch.from_numpy(shards[n].copy())), len(values), 1, [])
     assert _tree_sum(shards, (0, len(values)))[0] == total.loss
 
 

@@ -75,7 +75,7 @@ def reduce(learner: TorchLearner, x: np.ndarray, y: np.ndarray, step: int = 0) -
     bounds = [len(y) * shard // SHARDS for shard in range(SHARDS + 1)]
     parts = [slice(low, high) for low, high in pairwise(bounds)]
     reducer = Reducer(0, 1, SHARDS, learner.layout, 1, CPU)
-    return reducer.reduce(lambda v: learner.shard(x[parts[v]], y[parts[v]], 100 * step + v), len(y), min(len(y), SHARDS), [0])
+    return reducer.reduce(lambda v, _: learner.shard(x[parts[v]], y[parts[v]], 100 * step + v), len(y), min(len(y), SHARDS), [0])
 
 
 def train(learner: TorchLearner, steps: int, lr: float = 0.1, first: int = 0) -> None:

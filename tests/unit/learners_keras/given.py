@@ -79,7 +79,7 @@ def reduce(learner: Any, x: np.ndarray, y: np.ndarray, step: int = 0) -> Total:
     """One batch on one worker with four shards."""
     parts = [slice(low, high) for low, high in pairwise(len(y) * shard // SHARDS for shard in range(SHARDS + 1))]
     reducer = Reducer(0, 1, SHARDS, learner.layout, 1, torch.device("cpu"))
-    return reducer.reduce(lambda v: learner.shard(x[parts[v]], y[parts[v]], 100 * step + v), len(y), min(len(y), SHARDS), [0])
+    return reducer.reduce(lambda v, _: learner.shard(x[parts[v]], y[parts[v]], 100 * step + v), len(y), min(len(y), SHARDS), [0])
 
 
 def train(learner: Any, steps: Sequence[int], lr: float = 0.1) -> None:

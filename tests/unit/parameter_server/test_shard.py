@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import random
 
 import numpy as np
 import pytest
 import torch
 
-from raytrain_app.elastic.reduce import Layout, Reducer
+from raytrain_app.elastic.reduce import Layout, Ready, Reducer
 from raytrain_app.elastic.reduce import Shard as Part
 from raytrain_app.strategies.parameter_server.correction import Correction
 from raytrain_app.strategies.parameter_server.shard import Policy, Push, Shard, ShardState, Status
@@ -25,6 +26,10 @@ def make_shard(policy: Policy, size: int = 4, counters: int = 0) -> Shard:
 
 def ones(lease: int, base: int, size: int = 4, value: float = 1.0) -> Push:
     return Push(lease, torch.full((size,), value), NOTHING, base, -1.0, 1)
+
+
+def the_one_of(made: list[Part], number: int, ready: Ready | None) -> Part:
+    return made[number]
 
 
 def test_a_lease_counts_once_in_whatever_order() -> None:
@@ -119,7 +124,7 @@ def test_bulk_steps_have_the_bits_of_the_synchronous_reduction(parts: int) -> No
             )
             vector = vector if rows[number] else torch.zeros(layout.size)
             made.append(Part(vector, torch.tensor([step, number]), torch.zeros(2, dtype=torch.float64)))
-        total = reducer.reduce(made.__getitem__, sum(rows), sum(map(bool, rows)), [])
+        total = reducer.reduce(functools.partial(the_one_of, made), sum(rows), sum(map(bool, rows)), [])
         expected = torch.cat([torch.add(expected[:64], total.mean[:64], alpha=-0.1), total.mean[64:]])
         for number in np.random.default_rng(step).permutation(parts):
             part = made[number]

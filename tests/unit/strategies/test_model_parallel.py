@@ -74,12 +74,12 @@ class ScriptedLink:
 def dies_in_a_shard(engine: ModelParallel, number: int) -> None:
     compute = engine.learner.shard
 
-    def shard(x: np.ndarray, y: np.ndarray, seed: int) -> Any:
+    def shard(x: np.ndarray, y: np.ndarray, seed: int, ready: Any) -> Any:
         if number == 3 and engine.progress.step == FAULT_STEP:
             os._exit(1)
-        return compute(x, y, seed)
+        return compute(x, y, seed, ready)
 
-    engine.learner.shard = shard  # type: ignore[method-assign]
+    engine.learner.shard = shard  # type: ignore[method-assign,assignment]
 
 
 def dies_before_the_last_message(engine: ModelParallel, number: int) -> None:
