@@ -18,7 +18,7 @@ from raytrain_app.elastic.roster import Generation, WorkerInfo
 
 FLUSH_S = 15.0
 """How long a worker waits at the end for the driver to have written everything; a driver that takes longer is gone."""
-SEND_S = 0.3
+SEND_S = 0.5
 """Shortest pause between two deliveries of step records."""
 
 

@@ -61,6 +61,7 @@ class TorchLearner:
         self._optimizer = make_optimizer(job, [self._weights])
         self._training: bool | None = None
         self._zero_counters = torch.zeros(num_counters, dtype=torch.int64, device=device)
+        self._nothing = self._zero_counters[:0]
         self._start = self._read(self._buffers), self._read(self._counters)
         self._ddp: nn.Module | None = None
         self._watch: GradientWatch | None = None
@@ -273,7 +274,7 @@ class TorchLearner:
 
     def _read(self, buffers: Sequence[_Buffer]) -> torch.Tensor:
         if not buffers:
-            return self._zero_counters[:0]
+            return self._nothing
         return torch.cat([buffer.value.reshape(-1) for buffer in buffers])
 
     def _write(self, buffers: Sequence[_Buffer], values: torch.Tensor) -> None:
