@@ -6,6 +6,7 @@ See the table of files in the README. Checkpoints inside are written by the lead
 from __future__ import annotations
 
 import difflib
+import itertools
 import json
 import socket
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -129,8 +130,8 @@ class RunDirectory:
 
     def append_ledger(self, lines: Sequence[Mapping[str, Any]]) -> None:
         """Adds records {"epoch", "step", "ids"} to the ledger, one file an epoch."""
-        for line in lines:
-            records.append(self.grow(f"{LEDGER}/epoch-{line['epoch']:05d}.jsonl"), [line])
+        for epoch, those in itertools.groupby(lines, lambda line: line["epoch"]):
+            records.append(self.grow(f"{LEDGER}/epoch-{epoch:05d}.jsonl"), list(those))
 
     def retain_steps(self, clock: int, step: int, clock_of: Callable[[Record], int | None]) -> None:
         """Forgets what a run that is resumed will do again and in another way.
