@@ -15,6 +15,7 @@ import torch.distributed as dist
 
 from raytrain_app.bench.plain_torch import answer, join_group, steps_asked
 from raytrain_app.bench.random_images import TASK
+from raytrain_app.elastic import segments
 from raytrain_app.elastic.plan import owned_shards, shard_seed, training_rows
 from raytrain_app.elastic.reduce import Ready, Reducer, Shard
 from raytrain_app.job import Job, job_from_dict
@@ -74,8 +75,10 @@ def main(config: dict[str, Any]) -> None:
     """Trains on demand.
 
     Args:
-        config: `job` and `device`.
+        config: `job` and `device`; with `overlap` false, long vectors go as one segment, so that each part has its own time.
     """
+    if not config.get("overlap", True):
+        segments.SEGMENT_BYTES = sys.maxsize
     job = job_from_dict(config["job"])
     prepare_process(job)
     rank, world_size, device = join_group(config["device"])

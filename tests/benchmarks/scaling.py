@@ -5,8 +5,9 @@
 
 A step is forward and backward of the worker's rows, the exchange, the sum, and the update. The exact step exchanges in two
 rounds of all-to-all messages: partial sums go to the worker that owns the slice, and means come back. How many bytes that
-are follows from the engine's own plan, the tree of shards: a worker whose shards are one subtree sends one sum. The fast
-step is a ring all-reduce of float32 gradients, hidden behind the backward pass as far as that is long enough.
+are follows from the engine's own plan, the tree of shards: a worker whose shards are one subtree sends one sum. The sums of
+long vectors are hidden behind the backward pass of the last shard as far as that is long enough. The fast step is a ring
+all-reduce of float32 gradients, hidden behind the whole backward pass.
 """
 
 from __future__ import annotations
@@ -23,12 +24,13 @@ import numpy as np
 
 from raytrain_app.bench.step import SIZES, WARM_UP, Script, Setting
 from raytrain_app.elastic.plan import cover, owned_shards
+from raytrain_app.elastic.segments import SEGMENT_BYTES
 
 MEASURED = Path(__file__).parent / "measured.json"
 PICTURE = Path(__file__).parents[2] / "examples" / "pictures" / "scaling.png"
 WORKERS = tuple(2**n for n in range(11))
 BACKWARD_SHARE = 2 / 3
-"""Part of forward and backward behind which the fast step's exchange can hide."""
+"""Part of forward and backward behind which an exchange can hide."""
 
 
 @dataclass(frozen=True)
@@ -71,7 +73,10 @@ def exact_s(costs: Costs, parameters: int, compute_s: float, workers: int, shard
     """Seconds of an exact step; `compute_s` is one worker's time for forward and backward of the whole global batch."""
     nodes = sum(len(cover(owned_shards(rank, workers, shards), (0, shards))) for rank in range(workers))
     summed = costs.sum_s * parameters * (nodes / workers + shards / workers - 1)  # slices of all, and own shards before
-    exchange = 2 * (workers - 1) * costs.message_s + exact_bytes(parameters, workers, shards) / costs.bytes_per_s
+    means_bytes, messages_s = 4 * parameters * (workers - 1) / workers, (workers - 1) * costs.message_s
+    sums_s = messages_s + (exact_bytes(parameters, workers, shards) - means_bytes) / costs.bytes_per_s
+    hidden_s = BACKWARD_SHARE * compute_s / shards if 4 * parameters >= 2 * SEGMENT_BYTES else 0.0
+    exchange = max(0.0, sums_s - hidden_s) + messages_s + means_bytes / costs.bytes_per_s
     return compute_s / workers + exchange + summed + costs.update_s * parameters
 
 
@@ -108,7 +113,7 @@ def measure(steps: int = 10, rounds: int = 7) -> list[Measurement]:
         setting = Setting("torch", model, options, steps=steps, rounds=rounds)
         with tempfile.TemporaryDirectory() as storage:
             job = setting.job(storage).model_dump(mode="json")
-            engine = Script("raytrain_app.bench.engine", 2, {"job": job, "device": "cpu"})
+            engine = Script("raytrain_app.bench.engine", 2, {"job": job, "device": "cpu", "overlap": False})
             try:
                 engine.take(WARM_UP)
                 parts = [engine.take(steps) for _ in range(rounds)]

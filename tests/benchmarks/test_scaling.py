@@ -44,6 +44,14 @@ def test_one_worker_exchanges_nothing_and_more_workers_compute_less() -> None:
     assert fast_s(COSTS, PARAMETERS, 100.0, 1) == pytest.approx(100.0 + COSTS.update_s * PARAMETERS)
 
 
+def test_the_sums_of_long_vectors_hide_behind_the_last_shard() -> None:
+    parameters, compute_s = 10_000_000, 1000.0
+    alone = compute_s / 4 + COSTS.update_s * parameters + COSTS.sum_s * parameters
+    means_s = 3 * COSTS.message_s + 3 * parameters / COSTS.bytes_per_s
+    assert exact_s(COSTS, parameters, compute_s, 4, 4) == pytest.approx(alone + means_s)
+    assert exact_s(COSTS, parameters, 0.0, 4, 4) == pytest.approx(alone - compute_s / 4 + 2 * means_s)
+
+
 def test_fast_hides_its_exchange_while_computing_is_long_enough() -> None:
     assert fast_s(COSTS, PARAMETERS, 100.0, 4) == pytest.approx(25.0 + COSTS.update_s * PARAMETERS)
     assert exact_s(COSTS, PARAMETERS, 100.0, 4, 4) > fast_s(COSTS, PARAMETERS, 100.0, 4)
