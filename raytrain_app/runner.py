@@ -201,7 +201,7 @@ def _listen(
         for request in recorder.requests():
             stop = stop or request["kind"] == "stop"
             if request["kind"] == "scale":
-                limits = request["least"], min(request["most"], job.most_workers)
+                limits, looks = (request["least"], min(request["most"], job.most_workers)), True
                 recorder.event("scale", least=limits[0], most=limits[1])
             elif request["kind"] == "servers":
                 services.scale(request["servers"])

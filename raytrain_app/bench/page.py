@@ -9,7 +9,7 @@ import shlex
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import psutil
 
@@ -30,19 +30,20 @@ COMMANDS: dict[str, tuple[str, ...]] = {
 PACKAGES = ("raytrain-app", "ray", "torch", "tensorflow", "keras", "numpy")
 
 
-def make_page(tell: Callable[[str], None], only: Sequence[str] = ()) -> str:
-    """Runs all commands and returns the page as Markdown.
+def make_page(tell: Callable[[str], None], only: Sequence[str] = ()) -> Iterator[str]:
+    """Runs all commands and gives the page as Markdown, each part as soon as it is there.
 
     Args:
         tell: told of progress.
         only: first words of the commands to run; without any, all.
     """
-    parts = [_heading()]
+    yield _heading()
     for heading, commands in COMMANDS.items():
         chosen = [command for command in commands if not only or command.split()[0] in only]
         if chosen:
-            parts += [f"## {heading}", *(_section(command, tell) for command in chosen)]
-    return "\n\n".join(parts) + "\n"
+            yield f"\n## {heading}"
+        for command in chosen:
+            yield f"\n{_section(command, tell)}"
 
 
 def _heading() -> str:

@@ -191,4 +191,5 @@ def page(
     """
     from raytrain_app.bench.page import make_page
 
-    typer.echo(make_page(lambda text: typer.echo(text, err=True), only or ()), nl=False)
+    for part in make_page(lambda text: typer.echo(text, err=True), only or ()):
+        typer.echo(part)  # at once: a page that is interrupted has what was measured

@@ -83,7 +83,9 @@ class Reader:
         return np.searchsorted(self._starts, ids, side="right") - 1
 
     def _gather(self, ids: np.ndarray) -> Rows:
-        if len(ids) and ids.view(np.uint64).max() >= self._blocks.num_rows:  # negative ones are large then
+        if (
+            len(ids) and ids.astype(np.int64, copy=False).view(np.uint64).max() >= self._blocks.num_rows
+        ):  # negative ones are large then
             raise IndexError(f"row numbers {ids.min()}..{ids.max()} are not all in 0..{self._blocks.num_rows - 1}")
         with self._lock:
             if len(self._blocks.refs) == 1:

@@ -165,7 +165,7 @@ class Reducer:
             last.send()
             self._receive(num_rows, num_filled)
         except BaseException:
-            for segment in self.segments:  # what is under way must come to its end before its group may
+            for segment in self.segments:  # what is under way must come to its end before its group may: peers send it soon
                 with suppress(PeerLost):
                     segment.receive()
             raise

@@ -18,7 +18,7 @@ from raytrain_app.elastic.group import collective
 from raytrain_app.elastic.plan import Node
 
 SEGMENT_BYTES = 8 << 20
-"""What a segment takes at least in the vector's dtype, where there are several."""
+"""What segments take in the vector's dtype where there are several, at least, but for the last one."""
 ROUND_BYTES = 1 << 20
 """A second round of the exchange costs as much as so many bytes more to receive or to sum: measured with gloo on loopback."""
 
@@ -48,10 +48,13 @@ class Members:
         return len(self.covers)
 
     def two_rounds_cost_more(self, size: int) -> bool:
-        """Whether each worker is to get and sum everything, instead of a slice which it then sends to all."""
+        """Whether each worker is to get and sum everything, instead of a slice which it then sends to all.
+
+        Reckoned for the worker that receives most, so that all come to the same end, whatever each has of its own.
+        """
         sums, mean = size * self.wire_dtype.itemsize, size * self.dtype.itemsize
-        nodes = sum(map(len, self.covers))
-        received, summed = (nodes - len(self.covers[self.rank])) * sums - mean, nodes * sums
+        counts = [len(nodes) for nodes in self.covers]
+        received, summed = (sum(counts) - min(counts)) * sums - mean, sum(counts) * sums
         return (received + summed) * (1 - 1 / self.world_size) <= ROUND_BYTES
 
 

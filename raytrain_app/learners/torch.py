@@ -74,17 +74,18 @@ class TorchLearner:
             return Shard(self._flat, self._zero_counters, torch.zeros(NUM_SCORES, dtype=torch.float64, device=self.device))
         self._reset_buffers()
         seed_generators(seed, self.device)
-        loss, scores = self._forward(self.model, x, y)
-        if ready is None:
-            loss.backward()
-        else:
-            self._watch = self._watch or GradientWatch(self._named, self._places)
-            self._watch.backward(loss, partial(ready, self._flat))
-        if self._buffers:
-            self._flat[self.layout.num_parameters :] = self._read(self._buffers)
-        counters = self._read(self._counters)
-        self._reset_buffers()  # a step that comes to nothing leaves no trace
-        return Shard(self._flat, counters, scores)
+        try:
+            loss, scores = self._forward(self.model, x, y)
+            if ready is None:
+                loss.backward()
+            else:
+                self._watch = self._watch or GradientWatch(self._named, self._places)
+                self._watch.backward(loss, partial(ready, self._flat))
+            if self._buffers:
+                self._flat[self.layout.num_parameters :] = self._read(self._buffers)
+            return Shard(self._flat, self._read(self._counters), scores)
+        finally:
+            self._reset_buffers()  # a step that comes to nothing leaves no trace
 
     def apply(self, mean: torch.Tensor, counters: torch.Tensor, lr: float) -> None:
         self._weights.grad = mean[: self.layout.num_parameters]

@@ -131,7 +131,7 @@ class RunDirectory:
     def append_ledger(self, lines: Sequence[Mapping[str, Any]]) -> None:
         """Adds records {"epoch", "step", "ids"} to the ledger, one file an epoch."""
         for epoch, those in itertools.groupby(lines, lambda line: line["epoch"]):
-            records.append(self.grow(f"{LEDGER}/epoch-{epoch:05d}.jsonl"), list(those))
+            records.append(self.grow(f"{LEDGER}/epoch-{epoch:05d}.jsonl"), those)
 
     def retain_steps(self, clock: int, step: int, clock_of: Callable[[Record], int | None]) -> None:
         """Forgets what a run that is resumed will do again and in another way.

@@ -377,5 +377,5 @@ class AllReduce:
 
 def _is_finite(vector: torch.Tensor) -> bool:
     """Whether all elements are."""
-    # The sum of their squares is so too, most often, and known in a fraction of the time; it may only be too large.
+    # The sum of their squares is known in a fraction of the time. It overflows for large values: then each is looked at.
     return math.isfinite(torch.dot(vector, vector)) or all(map(math.isfinite, torch.stack(torch.aminmax(vector)).tolist()))

@@ -29,6 +29,7 @@ LAYOUTS = (
     Layout(0, 0, 0),
     Layout(7, 3, 2),
     Layout(1001, 0, 1, torch.float64),
+    Layout(25_000, 0, 0),
     Layout(ROUND_BYTES // 4 + 33, 5, 0),
 )
 

@@ -116,10 +116,19 @@ def test_a_worker_that_fails_with_segments_under_way(kind: str, tmp_path: Path) 
     assert left == ({"0-lost"} if kind == "dies" else {"0-lost", own})
 
 
-def members(world_size: int, num_shards: int = 8) -> Members:
+def members(world_size: int, num_shards: int = 8, rank: int = 0) -> Members:
     root: Node = (0, num_shards)
     covers = [cover(owned_shards(rank, world_size, num_shards), root) for rank in range(world_size)]
-    return Members(0, covers, torch.float32, torch.float64, torch.device("cpu"), None)
+    return Members(rank, covers, torch.float32, torch.float64, torch.device("cpu"), None)
+
+
+def test_all_workers_agree_on_the_number_of_rounds() -> None:
+    """Also those that have more nodes than others, as with 8 shards on 3 workers."""
+    for num_shards in range(2, 17):
+        for world_size in range(2, min(num_shards, 8) + 1):
+            all_members = [members(world_size, num_shards, rank) for rank in range(world_size)]
+            for size in range(1_000, 150_000, 499):
+                assert len({one.two_rounds_cost_more(size) for one in all_members}) == 1, (num_shards, world_size, size)
 
 
 @pytest.mark.parametrize("world_size", [2, 3, 7])

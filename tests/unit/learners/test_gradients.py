@@ -7,6 +7,7 @@ import torch
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
+from raytrain_app.elastic.group import PeerLost
 from raytrain_app.elastic.reduce import Shard
 from raytrain_app.errors import TrainingError
 from raytrain_app.learners.gradients import GradientWatch
@@ -61,6 +62,7 @@ def test_shards_that_nobody_waits_for_tell_nothing() -> None:
     assert [watched(learner, seed)[0] != [] for seed in range(2)] == [False, True]
     learner.shard(*rows(8), 0)
     assert learner.shard(*rows(0), 0, lambda *_: pytest.fail("there is no gradient")).vector.count_nonzero() == 0
+    assert watched(learner, 2)[0] != []
 
 
 def test_a_gradient_that_does_not_come_holds_back_those_before_it() -> None:
@@ -85,6 +87,39 @@ def test_a_gradient_that_comes_again_after_it_was_told_ends_the_run(monkeypatch:
     monkeypatch.setattr(Shared, "recomputes", True)
     with pytest.raises(TrainingError, match=r"the gradient of first\.(weight|bias) came in several parts"):
         watched(learner, 2)
+
+
+class Rescaled(nn.Sequential):
+    """A hook of the first layer changes the gradients of all of them, which have come before."""
+
+    def __init__(self) -> None:
+        super().__init__(*dense())
+        first, *_, self._last = self.parameters()
+        first.register_post_accumulate_grad_hook(self._rescale)
+
+    def _rescale(self, _: torch.Tensor) -> None:
+        assert self._last.grad is not None
+        self._last.grad.mul_(0.5)
+
+
+def test_gradients_that_are_changed_after_they_have_come_are_not_told() -> None:
+    learner = make_learner(Rescaled)
+    assert [watched(learner, seed)[0] for seed in range(3)] == [[], [], []]
+
+
+def test_a_shard_that_is_given_up_leaves_no_trace() -> None:
+    learner = make_learner(normed)
+    watched(learner, 0)
+    before = learner.state().to_bytes()
+    expected = learner.shard(*rows(8, 1), 1).vector.clone()
+
+    def lost(vector: torch.Tensor, first: int) -> None:
+        raise PeerLost("gone")
+
+    with pytest.raises(PeerLost):
+        learner.shard(*rows(8, 2), 2, lost)
+    assert learner.state().to_bytes() == before
+    assert learner.shard(*rows(8, 1), 1).vector.equal(expected)
 
 
 def test_an_error_of_the_listener_comes_out_as_it_is() -> None:
