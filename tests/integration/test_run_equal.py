@@ -17,6 +17,7 @@ WORKERS = (1, 2, 3, 4)
 MODELS: dict[str, dict[str, Any]] = {
     "linear": {"name": "linear"},
     "mlp": {"name": "mlp", "hidden": 33},
+    "narrow": {"name": "mlp", "hidden": 31},
     "cnn": {"name": "cnn", "channels": 4, "hidden": 16},
     "dropout-batchnorm": {"name": "cnn", "channels": 4, "hidden": 16, "dropout": 0.3, "batch_norm": True},
 }
@@ -58,6 +59,14 @@ def test_weights_and_metrics_are_the_same_for_any_number_of_workers(model: str, 
         _assert_same_checkpoints(job, alone, other)
     _assert_each_row_once_an_epoch(alone, rows.train)
     _assert_scores_are_those_of_the_model(job, alone, rows)
+
+
+def test_workers_of_different_shares_exchange_alike(replicas: Replicas, rows: Dataset) -> None:
+    """Two of three workers have two sums to send and the third has one, of a length at which that once mattered."""
+    job = make_job("narrow", virtual_shards=8)
+    alone, three = replicas.run(job, 1, rows), replicas.run(job, 3, rows)
+    assert three.summary == alone.summary
+    assert three.comparable == alone.comparable
 
 
 def _assert_same_checkpoints(job: Job, one: Outcome, other: Outcome) -> None:
