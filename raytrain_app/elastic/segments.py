@@ -19,6 +19,8 @@ from raytrain_app.elastic.plan import Node
 
 SEGMENT_BYTES = 8 << 20
 """What segments take in the vector's dtype where there are several, at least, but for the last one."""
+SLICE_BYTES = 1 << 20
+"""What each worker's slice of such a segment takes at least: with many workers messages count as much as bytes."""
 ROUND_BYTES = 1 << 20
 """A second round of the exchange costs as much as so many bytes more to receive or to sum: measured with gloo on loopback."""
 
@@ -86,7 +88,10 @@ class Segment:
         if lengths == self._lengths:
             return
         self._lengths, members = lengths, self._members
-        self._sent = self._received = torch.empty(0)  # their memory is free before the next is taken
+        # The memory of the last buffers is free before the next is taken.
+        self._sent = self._received = self.head = torch.empty(0)
+        self._bodies: list[torch.Tensor] = []
+        self.heads: list[torch.Tensor] = []
         self.sums: dict[Node, torch.Tensor] = {}
         width, rank = members.wire_dtype.itemsize * self._size, members.rank
         # Heads are multiples of 8 bytes; bodies are padded to them, so that every view below is aligned.
@@ -155,7 +160,8 @@ def cut(members: Members, size: int, num_early: int) -> tuple[list[Segment], tor
         num_early: leading elements that may be complete, from the last to the first, before the others are.
     """
     whole, unit = members.two_rounds_cost_more(size), 16 * members.world_size
-    count = 1 if whole else max(1, size * members.dtype.itemsize // SEGMENT_BYTES)
+    least_bytes = max(SEGMENT_BYTES, SLICE_BYTES * members.world_size)
+    count = 1 if whole else max(1, size * members.dtype.itemsize // least_bytes)
     length = size if whole else -(-size // (count * unit)) * unit
     # Slices are of one length, so the last ones may lie beyond the vector's end.
     means = torch.zeros(size if whole else -(-size // unit) * unit, dtype=members.dtype, device=members.device)

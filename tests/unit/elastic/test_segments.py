@@ -26,7 +26,7 @@ PIECE = 300
 
 
 def use_small_segments() -> None:
-    segments.SEGMENT_BYTES, segments.ROUND_BYTES = 2048, 0
+    segments.SEGMENT_BYTES, segments.SLICE_BYTES, segments.ROUND_BYTES = 2048, 0, 0
 
 
 def in_pieces(layout: Layout, number: int, ready: Ready | None) -> Shard:
@@ -142,6 +142,11 @@ def test_segments_cover_the_vector_once_and_are_not_small(world_size: int, size:
     assert [segment.place.start for segment in found] == sorted((start for start, _ in places), reverse=True)
     if len(found) > 1:
         assert all(stop - start >= segments.SEGMENT_BYTES // 4 for start, stop in places[:-1])
+
+
+def test_many_workers_have_larger_segments() -> None:
+    found, _ = cut(members(64, 64), 100_000_000, 100_000_000)
+    assert len(found) == 400_000_000 // (64 * segments.SLICE_BYTES)
 
 
 def test_what_comes_late_is_sent_last() -> None:
