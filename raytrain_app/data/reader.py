@@ -83,9 +83,8 @@ class Reader:
         return np.searchsorted(self._starts, ids, side="right") - 1
 
     def _gather(self, ids: np.ndarray) -> Rows:
-        if (
-            len(ids) and ids.astype(np.int64, copy=False).view(np.uint64).max() >= self._blocks.num_rows
-        ):  # negative ones are large then
+        # Looked at once: without a sign, negative numbers are too large.
+        if len(ids) and ids.astype(np.int64, copy=False).view(np.uint64).max() >= self._blocks.num_rows:
             raise IndexError(f"row numbers {ids.min()}..{ids.max()} are not all in 0..{self._blocks.num_rows - 1}")
         with self._lock:
             if len(self._blocks.refs) == 1:

@@ -151,6 +151,11 @@ class Segment:
             )
 
 
+def count_segments(num_bytes: int, world_size: int) -> int:
+    """In how many segments a vector of so many bytes goes that takes two rounds."""
+    return max(1, num_bytes // max(SEGMENT_BYTES, SLICE_BYTES * world_size))
+
+
 def cut(members: Members, size: int, num_early: int) -> tuple[list[Segment], torch.Tensor]:
     """A vector's segments, in the order in which they are sent, and where its mean will be, (size,).
 
@@ -160,8 +165,7 @@ def cut(members: Members, size: int, num_early: int) -> tuple[list[Segment], tor
         num_early: leading elements that may be complete, from the last to the first, before the others are.
     """
     whole, unit = members.two_rounds_cost_more(size), 16 * members.world_size
-    least_bytes = max(SEGMENT_BYTES, SLICE_BYTES * members.world_size)
-    count = 1 if whole else max(1, size * members.dtype.itemsize // least_bytes)
+    count = 1 if whole else count_segments(size * members.dtype.itemsize, members.world_size)
     length = size if whole else -(-size // (count * unit)) * unit
     # Slices are of one length, so the last ones may lie beyond the vector's end.
     means = torch.zeros(size if whole else -(-size // unit) * unit, dtype=members.dtype, device=members.device)

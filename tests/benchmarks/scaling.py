@@ -24,7 +24,7 @@ import numpy as np
 
 from raytrain_app.bench.step import SIZES, WARM_UP, Script, Setting
 from raytrain_app.elastic.plan import cover, owned_shards
-from raytrain_app.elastic.segments import SEGMENT_BYTES, SLICE_BYTES
+from raytrain_app.elastic.segments import count_segments
 
 MEASURED = Path(__file__).parent / "measured.json"
 PICTURE = Path(__file__).parents[2] / "examples" / "pictures" / "scaling.png"
@@ -75,8 +75,7 @@ def exact_s(costs: Costs, parameters: int, compute_s: float, workers: int, shard
     summed = costs.sum_s * parameters * (nodes / workers + shards / workers - 1)  # slices of all, and own shards before
     means_bytes, messages_s = 4 * parameters * (workers - 1) / workers, (workers - 1) * costs.message_s
     sums_s = messages_s + (exact_bytes(parameters, workers, shards) - means_bytes) / costs.bytes_per_s
-    in_segments = 4 * parameters >= 2 * max(SEGMENT_BYTES, SLICE_BYTES * workers)
-    hidden_s = BACKWARD_SHARE * compute_s / shards if in_segments else 0.0
+    hidden_s = BACKWARD_SHARE * compute_s / shards if count_segments(4 * parameters, workers) > 1 else 0.0
     exchange = max(0.0, sums_s - hidden_s) + messages_s + means_bytes / costs.bytes_per_s
     return compute_s / workers + exchange + summed + costs.update_s * parameters
 

@@ -7,21 +7,20 @@ import random
 import socket
 import threading
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
 from typing import Literal
 
 import pytest
 import torch
 
-from raytrain_app.strategies.parameter_server.client import Client, Source
+from raytrain_app.strategies.parameter_server.client import Client
 from raytrain_app.strategies.parameter_server.correction import Correction
 from raytrain_app.strategies.parameter_server.desk import WAIT_S
 from raytrain_app.strategies.parameter_server.ledger import END, WAIT, Plan
 from raytrain_app.strategies.parameter_server.snapshot import cut_anew
 from raytrain_app.strategies.parameter_server.table import Table
-from raytrain_app.strategies.parameter_server.wire import Address, Op, Request
+from raytrain_app.strategies.parameter_server.wire import Op, Request
 from tests.unit.parameter_server.making import ONES, Farm, farm, ones
+from tests.unit.parameter_server.relays import relays_of
 
 WAYS = [pytest.param(True, id="shared memory"), pytest.param(False, id="TCP")]
 
@@ -368,57 +367,3 @@ def test_strangers_are_not_let_in() -> None:
         connection.sendall(b"GET / HTTP/1.1\r\n\r\n" + b"x" * 200)
         assert connection.recv(100) == b""
         assert made.client().take() == 0
-
-
-@contextmanager
-def relays_of(made: Farm) -> Iterator[tuple[Source, list[Relay]]]:
-    """Relays to the servers of a farm, and where clients find them."""
-    relays = [Relay(serving.address) for serving in made.servings]
-
-    def where(known: Table | None) -> Table | None:
-        table = made.where(None)
-        assert table is not None
-        places = tuple(
-            dataclasses.replace(place, address=dataclasses.replace(place.address, port=relay.port, unix=""))
-            for place, relay in zip(table.places, relays, strict=True)
-        )
-        new = Table(table.number, places)
-        return new if new != known else None
-
-    yield where, relays
-    for relay in relays:
-        relay.listening.close()
-
-
-class Relay:
-    """Passes bytes on between a client and a server; cuts the connection instead of passing on what `cuts` names."""
-
-    def __init__(self, address: Address) -> None:
-        self.target = address.host, address.port
-        self.listening = socket.create_server(("127.0.0.1", 0))
-        self.port = self.listening.getsockname()[1]
-        self.cuts = ""
-        threading.Thread(target=self._accept, daemon=True).start()
-
-    def _accept(self) -> None:
-        while True:
-            try:
-                client, _ = self.listening.accept()
-            except OSError:
-                return
-            server = socket.create_connection(self.target)
-            for source, sink, what in ((client, server, "request"), (server, client, "reply")):
-                threading.Thread(target=self._pass_on, args=(source, sink, what), daemon=True).start()
-
-    def _pass_on(self, source: socket.socket, sink: socket.socket, what: str) -> None:
-        try:
-            while data := source.recv(1 << 16):
-                if self.cuts == what:
-                    self.cuts = ""
-                    break
-                sink.sendall(data)
-        except OSError:
-            pass
-        for end in (source, sink):
-            with suppress(OSError):
-                end.shutdown(socket.SHUT_RDWR)
