@@ -20,6 +20,8 @@ from contextlib import ExitStack
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
+import psutil
+
 from raytrain_app.bench.watched import WatchedRun, own_ray
 from raytrain_app.errors import TrainingError
 from raytrain_app.job import Job, job_from_dict
@@ -171,30 +173,48 @@ class Script:
 
 
 class ProductRun:
-    """A run of the product that stands still between the rounds."""
+    """A run of the product that stands still between the rounds: its workers, and the actors beside them."""
 
     def __init__(self, job: Job) -> None:
+        others = _actors()
         self._run = WatchedRun(job)
         self._run.until(lambda: self._run.steps, "the first step")
-        self._run.signal(signal.SIGSTOP)
+        self._processes = _actors() - others
+        self._signal(signal.SIGSTOP)
 
     def take(self, steps: int) -> dict[str, float]:
         """See `Contestant`."""
         known = len(self._run.steps)
-        self._run.signal(signal.SIGCONT)
+        self._signal(signal.SIGCONT)
         settled_s = time.time() + SETTLE_S
 
         def taken() -> list[float]:
             return [step.time_s for step in self._run.steps[known:] if step.time_s > settled_s]
 
         times: list[float] = self._run.until(lambda: t if len(t := taken()) > steps else None, f"{steps} steps")
-        self._run.signal(signal.SIGSTOP)
+        self._signal(signal.SIGSTOP)
         return {"step": (times[steps] - times[0]) / steps}
 
     def close(self) -> None:
         """See `Contestant`."""
-        self._run.signal(signal.SIGCONT)
+        self._signal(signal.SIGCONT)
         self._run.stop()
+
+    def _signal(self, number: signal.Signals) -> None:
+        """SIGSTOP makes all stand still, the driver too, which waits for them; SIGCONT go on, as if no time had passed."""
+        for process in self._processes:
+            process.send_signal(number)
+
+
+def _actors() -> set[psutil.Process]:
+    """The processes of this process's Ray that have something to do."""
+    found = set()
+    for process in psutil.Process().children(recursive=True):
+        with contextlib.suppress(psutil.NoSuchProcess):
+            title = "".join(process.cmdline()[:1])
+            if title.startswith("ray::") and not title.startswith("ray::IDLE"):
+                found.add(process)
+    return found
 
 
 @dataclass

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import os
-import signal
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -83,12 +81,6 @@ class WatchedRun:
                 raise TimeoutError(f"{what} did not happen within {WAIT_S:g} s")
             time.sleep(0.02)
         return found
-
-    def signal(self, number: signal.Signals) -> None:
-        """Sends a signal to all workers: SIGSTOP makes them stand still, SIGCONT go on, as if no time had passed."""
-        for event in list(self.events):
-            if event["kind"] == "join":
-                os.kill(event["pid"], number)
 
     def ask(self, request: Request) -> None:
         """Posts a request to the run."""

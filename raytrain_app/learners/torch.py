@@ -17,6 +17,7 @@ from raytrain_app.elastic.group import PeerLost, collective
 from raytrain_app.elastic.plan import shard_seed
 from raytrain_app.elastic.reduce import NUM_SCORES, Layout, Ready, Shard
 from raytrain_app.job import Job
+from raytrain_app.learners.buckets import BucketExchange
 from raytrain_app.learners.callbacks import Callbacks
 from raytrain_app.learners.gradients import GradientWatch
 from raytrain_app.learners.torch_parts import check_slots, flat_dtype, make_optimizer, on_host, places, seed_generators
@@ -63,7 +64,8 @@ class TorchLearner:
         self._zero_counters = torch.zeros(num_counters, dtype=torch.int64, device=device)
         self._nothing = self._zero_counters[:0]
         self._start = self._read(self._buffers), self._read(self._counters)
-        self._ddp: nn.Module | None = None
+        self._ddp: DistributedDataParallel | None = None
+        self._exchange: BucketExchange | None = None
         self._watch: GradientWatch | None = None
 
     # ---- training ----
@@ -95,12 +97,15 @@ class TorchLearner:
         self._update(lr)
 
     def connect(self, world_size: int, num_flags: int) -> None:
-        self._world_size, self._ddp = world_size, None
+        self._world_size, self._ddp, self._exchange = world_size, None, None
         if world_size > 1:
             unused = self._has_unused()
             self._telling = _Telling(self.model, NUM_SCORES + num_flags, self._flat)
             with collective():
                 self._ddp = DistributedDataParallel(self._telling, find_unused_parameters=unused)
+            if self.device.type == "cpu":
+                self._exchange = BucketExchange(dist.get_rank(), world_size, self.layout.dtype)
+                self._ddp.register_comm_hook(None, self._exchange.reduce)
 
     def fast_shard(self, x: np.ndarray, y: np.ndarray, seed: int, num_rows: int, flags: Sequence[float]) -> list[float]:
         self._flat.zero_()
@@ -111,7 +116,9 @@ class TorchLearner:
             return [*scores.tolist(), *flags]
         try:
             return self._distributed_shard(x, y, num_rows, flags)
-        except RuntimeError as error:
+        except (RuntimeError, PeerLost) as error:
+            if self._exchange is not None:
+                self._exchange.abandon()
             # The task's code and the collectives raise the same error: a step that fails without the group is the task's.
             self._ddp = None
             self.shard(x, y, seed)
