@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import lru_cache
 
 import numpy as np
 
@@ -46,13 +47,14 @@ class Batches:
     def read(self, step: int, shards: range) -> Batch:
         """Reads the rows of consecutive shards of a step's batch, and asks for those of the next one."""
         reader = self.reader(self._split)
-        rows = self._rows(step)
-        mine = self._span(rows, shards)
-        x, y = reader.rows(rows[mine])
+        rows, num_shards = self._rows(step), self._job.num_shards
+        span = _span(len(rows), num_shards, shards)
+        mine = rows[span]
+        x, y = reader.rows(mine)
         if (step + 1) % self.num_steps:
             upcoming = self._rows(step + 1)
-            reader.prefetch(upcoming[self._span(upcoming, shards)])
-        return Batch(rows, rows[mine], mine.start, x, y)
+            reader.prefetch(upcoming[_span(len(upcoming), num_shards, shards)])
+        return Batch(rows, mine, span.start, x, y)
 
     def reader(self, split: Split) -> Reader:
         """One reader a set of blocks, which train and validation rows may share."""
@@ -68,7 +70,9 @@ class Batches:
         start = (step - epoch * self.num_steps) * size
         return self._order[1][start : start + size]
 
-    def _span(self, rows: np.ndarray, shards: range) -> slice:
-        """Places in a batch of the rows of consecutive shards."""
-        first, last = (training_rows(len(rows), self._job.num_shards, shard) for shard in (shards[0], shards[-1]))
-        return slice(first.start, last.stop)
+
+@lru_cache
+def _span(num_rows: int, num_shards: int, shards: range) -> slice:
+    """Places in a batch of the rows of consecutive shards."""
+    first, last = (training_rows(num_rows, num_shards, shard) for shard in (shards[0], shards[-1]))
+    return slice(first.start, last.stop)

@@ -249,7 +249,7 @@ class Shard:
                 new[piece].sub_(old[piece]).div_(corrected.divisor).add_(old[piece])
 
         # Rules that go over their operands several times do so in pieces that stay in the cache.
-        once = policy.update.name == "sgd" and not (staleness and policy.correction.needs_base)
+        once = policy.update.name in ("sgd", "adam") and not (staleness and policy.correction.needs_base)
         self._pieces.each(n, max(n, 1) if once else PIECE, update)
         if n < len(old):
             # A weighted mean can never run away, however old the sender's statistics are.

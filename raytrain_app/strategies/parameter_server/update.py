@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 import torch
+from torch.optim.adam import adam
 
 Slots = dict[str, torch.Tensor]
 """What a rule remembers of a range between updates, by name; each of the range's length."""
@@ -59,21 +60,32 @@ class Update:
             count: updates up to now, this one included.
             new: takes the new parameters.
         """
-        if self.weight_decay and self.decoupled:
-            old = old.mul(1 - lr * self.weight_decay)
-        elif self.weight_decay:
+        if self.name == "adam":
+            adam(
+                [new.copy_(old)],
+                [gradient],
+                [slots["exp_avg"]],
+                [slots["exp_avg_sq"]],
+                [],
+                [torch.tensor(count - 1.0)],
+                fused=True,
+                decoupled_weight_decay=self.decoupled,
+                amsgrad=False,
+                beta1=self.betas[0],
+                beta2=self.betas[1],
+                lr=lr,
+                weight_decay=self.weight_decay,
+                eps=self.eps,
+                maximize=False,
+            )
+            return
+        if self.weight_decay:
             gradient = gradient.add(old, alpha=self.weight_decay)
         if self.name == "sgd":
             torch.add(old, gradient, alpha=-lr, out=new)
         elif self.name == "momentum":
             slots["momentum_buffer"].mul_(self.momentum).add_(gradient)
             torch.add(old, slots["momentum_buffer"], alpha=-lr, out=new)
-        elif self.name == "adagrad":
+        else:
             slots["sum"].addcmul_(gradient, gradient)
             torch.addcdiv(old, gradient, slots["sum"].sqrt().add_(self.eps), value=-lr, out=new)
-        else:
-            slots["exp_avg"].lerp_(gradient, 1 - self.betas[0])
-            slots["exp_avg_sq"].mul_(self.betas[1]).addcmul_(gradient, gradient, value=1 - self.betas[1])
-            root = (1 - self.betas[1] ** count) ** 0.5
-            denominator = (slots["exp_avg_sq"].sqrt() / root).add_(self.eps)
-            torch.addcdiv(old, slots["exp_avg"], denominator, value=-lr / (1 - self.betas[0] ** count), out=new)
