@@ -202,7 +202,7 @@ class ShardedLearner:
         for name, parameter in self._parameters.items():
             for slot in slots:
                 value = torch.from_numpy((saved[slot] if slot in saved else saved[f"{slot}.{name}"]).copy())
-                self._optimizer.state[parameter][slot] = value if slot in saved else value.to(self.device)
+                self._optimizer.state[parameter][slot] = value.to(self.device)
 
     # ---- the whole replica ----
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-import multiprocessing
+import itertools
+import os
 import pickle
+import signal
 from pathlib import Path
 
 import numpy as np
@@ -12,8 +14,10 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
+from raytrain_app.elastic.group import PeerLost
 from raytrain_app.state import Arrays
-from tests.unit.learners.test_torch import dense, make_learner, rows
+from tests.unit.elastic.test_reduce import run_workers
+from tests.unit.learners.test_torch import CLASSES, FEATURES, dense, make_learner, rows
 
 WORKERS, ROWS = 3, 10
 FLAGS = [[0, 1, 0], [0, 1, 0], [0, 0, 1]]
@@ -30,7 +34,13 @@ class WithUnused(nn.Sequential):
         self.unused = nn.Parameter(torch.ones(2))
 
 
-MODELS = {"all": dense, "unused": WithUnused}
+def wide() -> nn.Sequential:
+    """Three buckets of DistributedDataParallel, of which the second is 29 MB and goes in several segments."""
+    layers = [nn.Linear(*sizes) for sizes in itertools.pairwise([FEATURES, 2000, 3600, 100, CLASSES])]
+    return nn.Sequential(*itertools.chain.from_iterable((layer, nn.Tanh()) for layer in layers))
+
+
+MODELS = {"all": dense, "unused": WithUnused, "wide": wide}
 
 
 def worker(rank: int, folder: Path) -> None:
@@ -43,6 +53,9 @@ def worker(rank: int, folder: Path) -> None:
             x, y = rows(ROWS, seed=step)
             sums = learner.fast_shard(x[SPANS[rank]], y[SPANS[rank]], step, ROWS, FLAGS[rank])
             learner.fast_apply(0.1)
+        assert learner._exchange is not None
+        counts = [len(segments) for segments, _ in learner._exchange._cuts.values()]
+        assert counts == ([1, 3, 1] if name == "wide" else [1]), (name, counts)
         (folder / f"{name}-{rank}").write_bytes(pickle.dumps((sums, learner.weights())))
         dist.barrier()
         learner.connect(1, 0)  # lets go of the process group: its threads must not outlive the interpreter
@@ -53,14 +66,7 @@ def worker(rank: int, folder: Path) -> None:
 def results(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The folder with what all workers left."""
     folder = tmp_path_factory.mktemp("fast")
-    spawn = multiprocessing.get_context("spawn")
-    processes = [spawn.Process(target=worker, args=(rank, folder), daemon=True) for rank in range(WORKERS)]
-    for process in processes:
-        process.start()
-    for process in processes:
-        process.join(120.0)
-        process.kill()
-    assert [process.exitcode for process in processes] == [0] * WORKERS
+    assert run_workers(worker, WORKERS, folder) == [0] * WORKERS
     return folder
 
 
@@ -79,3 +85,35 @@ def test_all_workers_together_are_one(name: str, results: Path) -> None:
         for key, weights in alone.weights().items():
             np.testing.assert_allclose(mine[key], weights, rtol=1e-4, atol=1e-6)
             assert np.array_equal(mine[key], found[0][1][key])
+
+
+def failing_worker(rank: int, kind: str, folder: Path) -> None:
+    """In the second step rank 1 dies, or its model fails, when it has sent two of three buckets."""
+    dist.init_process_group("gloo", init_method=f"file://{folder}/rendezvous", rank=rank, world_size=2)
+    learner = make_learner(wide, optimizer={"name": "sgd"})
+    learner.connect(2, 1)
+    learner.fast_shard(*rows(4, seed=rank), 0, 8, [0])
+    learner.fast_apply(0.1)
+
+    def strike(gradient: torch.Tensor) -> None:
+        if kind == "dies":
+            os.kill(os.getpid(), signal.SIGKILL)
+        raise RuntimeError("the task's own")
+
+    if rank == 1:
+        next(learner.model.parameters()).register_hook(strike)
+    try:
+        learner.fast_shard(*rows(4, seed=rank), 1, 8, [0])
+    except PeerLost:
+        (folder / f"{rank}-lost").touch()
+    except RuntimeError as error:
+        (folder / f"{rank}-{error}").touch()
+    learner.connect(1, 0)
+    dist.destroy_process_group()
+
+
+@pytest.mark.parametrize("kind", ["dies", "fails"])
+def test_a_worker_that_fails_with_buckets_under_way(kind: str, tmp_path: Path) -> None:
+    assert run_workers(failing_worker, 2, kind, tmp_path) == [0, -9 if kind == "dies" else 0]
+    left = {path.name for path in tmp_path.iterdir()} - {"rendezvous"}
+    assert left == ({"0-lost"} if kind == "dies" else {"0-lost", "1-the task's own"})
