@@ -63,7 +63,6 @@ class Setting:
         device: "cpu" or "cuda".
         steps: that are taken at a time.
         rounds: how often each kind takes them.
-        cuda_graphs: of the exact step.
     """
 
     framework: str
@@ -76,7 +75,6 @@ class Setting:
     device: str = "cpu"
     steps: int = 50
     rounds: int = 7
-    cuda_graphs: bool = False
 
     def job(self, storage: str, reduction: str = "exact", **more: Any) -> Job:
         """The job of a product run, which does not end by itself."""
@@ -95,7 +93,6 @@ class Setting:
                     "virtual_shards": self.shards,
                     "threads": self.threads,
                     "reduction": reduction,
-                    "cuda_graphs": self.cuda_graphs and reduction == "exact",
                 },
                 "optimizer": {"name": "adam", "lr": LR},
                 "scaling": {"workers": self.workers, "resources_per_worker": {"CPU": 1, **gpus}},
@@ -206,7 +203,8 @@ class ProductRun:
     def _signal(self, number: signal.Signals) -> None:
         """SIGSTOP makes all stand still, the driver too, which waits for them; SIGCONT go on, as if no time had passed."""
         for process in self._processes:
-            process.send_signal(number)
+            with contextlib.suppress(psutil.NoSuchProcess):
+                process.send_signal(number)
 
 
 def _actors() -> set[psutil.Process]:

@@ -17,10 +17,8 @@ from raytrain_app.elastic.group import PeerLost, collective
 from raytrain_app.elastic.plan import shard_seed
 from raytrain_app.elastic.reduce import NUM_SCORES, Layout, Ready, Shard
 from raytrain_app.job import Job
-from raytrain_app.learners.buckets import BucketExchange
 from raytrain_app.learners.callbacks import Callbacks
 from raytrain_app.learners.gradients import GradientWatch
-from raytrain_app.learners.graphs import Graphs
 from raytrain_app.learners.torch_parts import check_slots, flat_dtype, make_optimizer, on_host, places, seed_generators
 from raytrain_app.state import Arrays, TrainState, check_names
 from raytrain_app.task import Task
@@ -66,69 +64,54 @@ class TorchLearner:
         self._nothing = self._zero_counters[:0]
         self._start = self._read(self._buffers), self._read(self._counters)
         self._ddp: DistributedDataParallel | None = None
-        self._exchange: BucketExchange | None = None
         self._watch: GradientWatch | None = None
-        self._graphs = Graphs(self._compute, self._flat) if job.train.cuda_graphs and device.type == "cuda" else None
 
     # ---- training ----
 
     def shard(self, x: np.ndarray, y: np.ndarray, seed: int, ready: Ready | None = None) -> Shard:
+        self._flat.zero_()
         if len(y) == 0:
-            self._flat.zero_()
             return Shard(self._flat, self._zero_counters, torch.zeros(NUM_SCORES, dtype=torch.float64, device=self.device))
-        rows, labels = self._rows(x, y)
+        self._reset_buffers()
+        seed_generators(seed, self.device)
         try:
-            if self._graphs is not None:
-                scores = self._graphs(rows, labels, partial(seed_generators, seed, self.device))
+            loss, scores = self._forward(self.model, x, y)
+            if ready is None:
+                loss.backward()
             else:
-                seed_generators(seed, self.device)
-                scores = self._compute(rows, labels, ready)
+                self._watch = self._watch or GradientWatch(self._named, self._places)
+                self._watch.backward(loss, partial(ready, self._flat))
+            if self._buffers:
+                self._flat[self.layout.num_parameters :] = self._read(self._buffers)
             return Shard(self._flat, self._read(self._counters), scores)
         finally:
             self._reset_buffers()  # a step that comes to nothing leaves no trace
 
-    def _compute(self, rows: torch.Tensor, labels: torch.Tensor, ready: Ready | None = None) -> torch.Tensor:
-        """Leaves a shard's gradient and float buffers in the flat vector; returns the scores."""
-        self._flat.zero_()
-        self._reset_buffers()
-        loss, scores = self._forward(self.model, rows, labels)
-        if ready is None:
-            loss.backward()
-        else:
-            self._watch = self._watch or GradientWatch(self._named, self._places)
-            self._watch.backward(loss, partial(ready, self._flat))
-        if self._buffers:
-            self._flat[self.layout.num_parameters :] = self._read(self._buffers)
-        return scores
-
     def apply(self, mean: torch.Tensor, counters: torch.Tensor, lr: float) -> None:
         self._weights.grad = mean[: self.layout.num_parameters]
-        self._start_from(mean[self.layout.num_parameters :], counters)
+        if self._buffers or self._counters:
+            self._start = mean[self.layout.num_parameters :].clone(), counters.to(self.device)
+            self._reset_buffers()
         self._update(lr)
 
     def connect(self, world_size: int, num_flags: int) -> None:
-        self._world_size, self._ddp, self._exchange = world_size, None, None
+        self._world_size, self._ddp = world_size, None
         if world_size > 1:
             unused = self._has_unused()
             self._telling = _Telling(self.model, NUM_SCORES + num_flags, self._flat)
             with collective():
                 self._ddp = DistributedDataParallel(self._telling, find_unused_parameters=unused)
-            if self.device.type == "cpu":
-                self._exchange = BucketExchange(dist.get_rank(), world_size, self.layout.dtype)
-                self._ddp.register_comm_hook(None, self._exchange.reduce)
 
     def fast_shard(self, x: np.ndarray, y: np.ndarray, seed: int, num_rows: int, flags: Sequence[float]) -> list[float]:
         self._flat.zero_()
         seed_generators(seed, self.device)
         if self._world_size == 1:
-            loss, scores = self._forward(self.model, *self._rows(x, y))
+            loss, scores = self._forward(self.model, x, y)
             loss.backward(loss.new_tensor(1 / num_rows))
             return [*scores.tolist(), *flags]
         try:
             return self._distributed_shard(x, y, num_rows, flags)
-        except (RuntimeError, PeerLost) as error:
-            if self._exchange is not None:
-                self._exchange.abandon()
+        except RuntimeError as error:
             assert self._ddp is not None, "it has just been used"
             self._ddp._remove_autograd_hooks()  # the error keeps it, and it would go on counting gradients
             self._ddp = None
@@ -146,7 +129,7 @@ class TorchLearner:
             told.append(place)
             return outputs
 
-        loss, scores = self._forward(model, *self._rows(x, y))
+        loss, scores = self._forward(model, x, y)
         # DistributedDataParallel averages over the workers; the factors make that the mean over the global batch's rows, and
         # sums of what is told.
         numbers = torch.cat([scores, scores.new_tensor(flags)]).to(telling.told.dtype) * self._world_size
@@ -157,7 +140,7 @@ class TorchLearner:
         return sums
 
     def fast_apply(self, lr: float) -> None:
-        self._start_from(self._read(self._buffers), self._read(self._counters))
+        self._start = self._read(self._buffers), self._read(self._counters)
         self._weights.grad = self._flat[: self.layout.num_parameters]
         self._update(lr)
 
@@ -168,15 +151,15 @@ class TorchLearner:
                 dist.broadcast(values, 0)
             self._write(self._buffers, values)
 
-    def _forward(self, model: Forward, rows: torch.Tensor, labels: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    def _forward(self, model: Forward, x: np.ndarray, y: np.ndarray) -> tuple[torch.Tensor, torch.Tensor]:
         """The sum of the losses, to go backward from, and the scores."""
         self._set_mode(training=True)
-        inputs, targets = self._task.torch_inputs(rows), self._task.torch_targets(rows, labels)
+        inputs, labels = self._batch(x, y)
         with self._autocast:
             outputs = model(self._task.torch_augment(inputs))
-            loss = self._task.torch_loss(outputs, targets)
+            loss = self._task.torch_loss(outputs, labels)
         with torch.no_grad():
-            scores = torch.stack([loss.double(), self._task.torch_correct(outputs, targets).double()])
+            scores = torch.stack([loss.double(), self._task.torch_correct(outputs, labels).double()])
         return loss, scores
 
     def _update(self, lr: float) -> None:
@@ -193,12 +176,11 @@ class TorchLearner:
 
     def evaluate(self, x: np.ndarray, y: np.ndarray) -> torch.Tensor:
         self._set_mode(training=False)
-        rows, labels = self._rows(x, y)
-        inputs, targets = self._task.torch_inputs(rows), self._task.torch_targets(rows, labels)
+        inputs, labels = self._batch(x, y)
         with torch.inference_mode(), self._autocast:
             outputs = self.model(inputs)
-            loss = self._task.torch_loss(outputs, targets)
-            return torch.stack([loss.double(), self._task.torch_correct(outputs, targets).double()])
+            loss = self._task.torch_loss(outputs, labels)
+            return torch.stack([loss.double(), self._task.torch_correct(outputs, labels).double()])
 
     def outputs(self, x: np.ndarray) -> np.ndarray:
         self._set_mode(training=False)
@@ -212,13 +194,14 @@ class TorchLearner:
             self.model.train(training)
             self._training = training
 
-    def _rows(self, x: np.ndarray, y: np.ndarray) -> tuple[torch.Tensor, torch.Tensor]:
-        """Rows and labels on the device; they travel as stored (uint8) and are scaled there.
+    def _batch(self, x: np.ndarray, y: np.ndarray) -> tuple[torch.Tensor, torch.Tensor]:
+        """Rows on the device; they travel as stored (uint8) and are scaled there.
 
         Always a copy: kernels round differently for memory that is aligned differently, and where a shard lies among its
         worker's rows depends on the number of workers.
         """
-        return torch.tensor(x, device=self.device), torch.tensor(y, device=self.device)
+        rows, labels = torch.tensor(x, device=self.device), torch.tensor(y, device=self.device)
+        return self._task.torch_inputs(rows), self._task.torch_targets(rows, labels)
 
     def metrics(self, extra: Sequence[float]) -> dict[str, float]:
         return {}
@@ -245,7 +228,7 @@ class TorchLearner:
                 parameter.copy_(torch.from_numpy(state.weights[name].copy()))
             for buffer in buffers:
                 buffer.value.copy_(torch.from_numpy(state.buffers[buffer.name].copy()))
-        self._start_from(self._read(self._buffers), self._read(self._counters))
+        self._start = self._read(self._buffers), self._read(self._counters)
         self._load_slots(state.optimizer)
 
     def _load_slots(self, saved: Arrays) -> None:
@@ -279,16 +262,12 @@ class TorchLearner:
     def load_flat(self, vector: torch.Tensor, counters: torch.Tensor) -> None:
         with torch.no_grad():
             self._weights.copy_(vector[: self.layout.num_parameters])
-            self._start_from(vector[self.layout.num_parameters :], counters)
+            if self._buffers or self._counters:
+                buffers = vector[self.layout.num_parameters :]
+                self._start = buffers.to(self.device, copy=True), counters.to(self.device, copy=True)
+                self._reset_buffers()
 
     # ---- buffers ----
-
-    def _start_from(self, buffers: torch.Tensor, counters: torch.Tensor) -> None:
-        """Takes over float buffers and counters as those from which the next shards start."""
-        if self._buffers or self._counters:
-            self._start[0].copy_(buffers)
-            self._start[1].copy_(counters)
-            self._reset_buffers()
 
     def _reset_buffers(self) -> None:
         """Gives the model the buffers from which the shards of the step start."""
@@ -312,7 +291,7 @@ class TorchLearner:
         with torch.random.fork_rng(devices=[self.device] if self.device.type == "cuda" else []):
             for parameter in self._named.values():
                 parameter.grad = None
-            self._forward(self.model, *self._rows(np.zeros((2, *shape), dtype), np.zeros(2, np.int64)))[0].backward()
+            self._forward(self.model, np.zeros((2, *shape), dtype), np.zeros(2, np.int64))[0].backward()
         unused = any(parameter.grad is None for parameter in self._named.values())
         for name, parameter in self._named.items():
             parameter.grad = self._flat[self._places[name]].view_as(parameter)

@@ -78,15 +78,19 @@ def places(shapes: Mapping[str, torch.Size]) -> tuple[dict[str, slice], int]:
 
 
 def make_optimizer(job: Job, parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
-    """The job's optimizer, which goes over the parameters once: a fraction of the time of one kernel after the other.
+    """The job's optimizer. Adam goes over the parameters once: a fraction of the time of one kernel after the other.
 
     All work element by element. It does not matter how parameters are cut or joined, if cuts are multiples of `ALIGNMENT`:
     kernels round the elements that are left over after whole vector registers in another way.
     """
-    options = job.optimizer.model_dump(exclude={"name", "schedule", "warmup_steps"}) | {"fused": True}
+    parameters = list(parameters)
+    options = job.optimizer.model_dump(exclude={"name", "schedule", "warmup_steps"})
+    # Fused kernels take memory as it lies, and gradients are contiguous.
+    if job.optimizer.name != "sgd" and all(parameter.is_contiguous() for parameter in parameters):
+        options["fused"] = True
     kinds: dict[str, type[torch.optim.Optimizer]] = {"sgd": torch.optim.SGD, "adam": torch.optim.Adam, "adamw": torch.optim.AdamW}
     _spare_the_compiler()
-    optimizer = kinds[job.optimizer.name](list(parameters), **options)
+    optimizer = kinds[job.optimizer.name](parameters, **options)
     bare_step = functools.partial(inspect.unwrap(type(optimizer).step), optimizer)
     optimizer.step = torch.no_grad()(bare_step)  # type: ignore[method-assign]
     return optimizer

@@ -1,8 +1,8 @@
 """The servers' update rules, on one flat range of the parameters.
 
-Each rule takes the same arithmetic steps as the (fused) optimizer of `torch.optim` that it is named after, so that with one
-worker the servers' parameters have the bits of plain training. New parameters are written beside the old ones, never over them:
-whoever reads the old ones meanwhile is not disturbed.
+Each rule takes the same arithmetic steps as the optimizer of `torch.optim` that it is named after, which for Adam is the fused
+one, so that with one worker the servers' parameters have the bits of plain training. New parameters are written beside the old
+ones, never over them: whoever reads the old ones meanwhile is not disturbed.
 """
 
 from __future__ import annotations

@@ -110,7 +110,7 @@ def free_ports(number: int) -> list[int]:
 
 def run_workers(target: object, number: int, *arguments: object) -> list[int | None]:
     context = multiprocessing.get_context("spawn")
-    processes = [context.Process(target=target, args=(rank, *arguments)) for rank in range(number)]  # type: ignore[arg-type]
+    processes = [context.Process(target=target, args=(rank, *arguments), daemon=True) for rank in range(number)]  # type: ignore[arg-type]
     for process in processes:
         process.start()
     for process in processes:

@@ -13,9 +13,9 @@ from raytrain_app.strategies.parameter_server.update import Update
 SIZE, STEPS = 16 * 157, 5
 
 RULES: dict[str, tuple[Update, Callable[[torch.nn.Parameter], torch.optim.Optimizer]]] = {
-    "sgd": (Update("sgd"), lambda w: torch.optim.SGD([w], fused=True, lr=0.1)),
-    "sgd, decay": (Update("sgd", weight_decay=0.01), lambda w: torch.optim.SGD([w], fused=True, lr=0.1, weight_decay=0.01)),
-    "momentum": (Update("momentum", momentum=0.8), lambda w: torch.optim.SGD([w], fused=True, lr=0.1, momentum=0.8)),
+    "sgd": (Update("sgd"), lambda w: torch.optim.SGD([w], lr=0.1)),
+    "sgd, decay": (Update("sgd", weight_decay=0.01), lambda w: torch.optim.SGD([w], lr=0.1, weight_decay=0.01)),
+    "momentum": (Update("momentum", momentum=0.8), lambda w: torch.optim.SGD([w], lr=0.1, momentum=0.8)),
     "adagrad": (Update("adagrad", eps=1e-10), lambda w: torch.optim.Adagrad([w], lr=0.1)),
     "adam": (Update("adam", betas=(0.8, 0.99)), lambda w: torch.optim.Adam([w], fused=True, lr=0.1, betas=(0.8, 0.99))),
     "adam, decay": (Update("adam", weight_decay=0.01), lambda w: torch.optim.Adam([w], fused=True, lr=0.1, weight_decay=0.01)),
