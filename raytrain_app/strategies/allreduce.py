@@ -377,7 +377,5 @@ class AllReduce:
 
 def _is_finite(vector: torch.Tensor) -> bool:
     """Whether all elements are."""
-    if len(vector) == 0:
-        return True
     # The sum of their squares is known in a fraction of the time. It overflows for large values: then each is looked at.
     return math.isfinite(torch.dot(vector, vector)) or all(map(math.isfinite, torch.stack(torch.aminmax(vector)).tolist()))
