@@ -36,7 +36,8 @@ class Engine:
         self._mine = slice(spans[0].start, spans[1].stop)
         self._reducer = Reducer(rank, world_size, job.num_shards, self._learner.layout, 4, device)
         for segment in self._reducer.segments:
-            segment.receive = self._timed("exchange", segment.receive)  # type: ignore[method-assign]
+            segment.receive_sums = self._timed("exchange", segment.receive_sums)  # type: ignore[method-assign]
+            segment.receive_means = self._timed("exchange", segment.receive_means)  # type: ignore[method-assign]
         self._x, self._y = TASK.generate(str(job.data.source))["train"]
         self._order = np.random.default_rng(0).permutation(len(self._y)).reshape(-1, job.train.global_batch_size)
 

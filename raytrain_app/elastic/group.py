@@ -1,4 +1,4 @@
-"""The process group of one generation: made in place, torn down in place, and what travels over it besides gradients."""
+"""The process group of one generation: made in place, torn down in place."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import os
 import socket
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from typing import Any, cast
+from typing import Any
 
 import psutil
 import torch
@@ -17,21 +17,9 @@ import torch.distributed as dist
 from torch.distributed import PrefixStore, TCPStore  # type: ignore[attr-defined]
 from torch.distributed.device_mesh import DeviceMesh
 
+from raytrain_app.elastic.exchange import PeerLost, collective, gather
 from raytrain_app.elastic.roster import Generation
 from raytrain_app.errors import ClusterError
-
-
-class PeerLost(Exception):
-    """A collective failed since a member is gone; this worker has applied nothing of what it was to compute."""
-
-
-@contextmanager
-def collective() -> Iterator[None]:
-    """Turns the errors of collectives, which are RuntimeErrors, into `PeerLost`. Put nothing else inside."""
-    try:
-        yield
-    except RuntimeError as error:
-        raise PeerLost(str(error)) from error
 
 
 @contextmanager
@@ -135,11 +123,13 @@ class Group:
 
     def share(self, values: Sequence[float]) -> torch.Tensor:
         """All members' values, float64 (members, values), by rank."""
-        mine = torch.tensor(values, dtype=torch.float64, device=self.device)
-        shared = torch.empty(self.world_size * len(values), dtype=torch.float64, device=self.device)
-        with collective():
-            dist.all_gather_single(shared, mine)
-        return shared.view(self.world_size, len(values)).cpu()
+        return gather(torch.tensor(values, dtype=torch.float64, device=self.device)).cpu()
+
+    def part(self) -> None:
+        """Waits until all members have what was sent to them, before `close`."""
+        if self.world_size > 1:
+            with suppress(PeerLost):
+                gather(torch.zeros(1))
 
     def break_off(self) -> None:
         """Makes `connect` or the collective under way fail. For another thread, once a member is known to be lost.
@@ -158,14 +148,7 @@ class Group:
             return list(values)
         padded = torch.full((most,), -1, dtype=torch.int64)
         padded[: len(values)] = torch.tensor(values, dtype=torch.int64)
-        gathered = torch.empty(most * self.world_size, dtype=torch.int64)
-        with collective():
-            dist.all_gather_single(gathered, padded)
-        return [value for value in gathered.tolist() if value >= 0]
-
-    def broadcast_bytes(self, data: bytes | None) -> bytes:
-        """Sends the leader's `data` to all members and returns it; only rank 0 passes it."""
-        return broadcast_bytes(data, 0)
+        return [value for value in gather(padded).flatten().tolist() if value >= 0]
 
     def close(self) -> None:
         """Leaves the group. Peers that still wait for this member get an error at once."""
@@ -176,28 +159,6 @@ class Group:
             # A group with a dead member may complain while it goes; it is gone all the same.
             with suppress(RuntimeError):
                 dist.destroy_process_group()
-
-
-def sums_of_all(own: torch.Tensor, world_size: int) -> list[float]:
-    """Sums of all members' values, float64. For few, for which gloo's all-reduce takes several times as long."""
-    own = own.double()
-    if world_size == 1:
-        return cast(list[float], own.tolist())
-    received = own.new_empty(world_size, len(own))
-    with collective():
-        dist.all_to_all_single(received, own.repeat(world_size, 1))
-    return cast(list[float], received.sum(0).tolist())
-
-
-def broadcast_bytes(data: bytes | None, source: int, group: dist.ProcessGroup | None = None) -> bytes:
-    """Sends the `data` of rank `source` to all members of a group, by default of all, and returns it."""
-    size = torch.tensor([len(data) if data is not None else 0], dtype=torch.int64)
-    with collective():
-        dist.broadcast(size, source, group)
-    buffer = torch.empty(int(size), dtype=torch.uint8) if data is None else torch.frombuffer(bytearray(data), dtype=torch.uint8)
-    with collective():
-        dist.broadcast(buffer, source, group)
-    return buffer.numpy().tobytes() if data is None else data
 
 
 def choose_interface(node_ip: str) -> str:

@@ -10,13 +10,11 @@ long vector is sent while backward of the worker's last shard still computes its
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field
 
 import torch
 import torch.distributed as dist
 
-from raytrain_app.elastic.group import PeerLost
 from raytrain_app.elastic.plan import Node, children, cover, owned_shards, training_rows
 from raytrain_app.elastic.segments import Members, cut
 
@@ -159,15 +157,18 @@ class Reducer:
         last = self.segments[-1]
         last.fit([self._fixed + self.layout.num_scores * len(n) + count for n, count in zip(self.covers, told, strict=True)])
         try:
+            for segment in self.segments:
+                segment.expect_sums()
+            for segment in self.segments:
+                segment.expect_means()
             own_scores = self._send(shard, counters)
             first, end = (torch.tensor(n, dtype=torch.float64, device=self.device) for n in (flags, rows or ()))
             last.head[:] = torch.cat([first, counters.double(), *own_scores, end]).view(torch.uint8)
-            last.send()
+            last.send_sums()
             self._receive(num_rows, num_filled)
         except BaseException:
-            for segment in self.segments:  # what is under way must come to its end before its group may: peers send it soon
-                with suppress(PeerLost):
-                    segment.receive()
+            for segment in self.segments:
+                segment.forget()
             raise
         highest = torch.stack([head[: self._fixed] for head in last.heads]).amax(0)
         scores_of: dict[Node, torch.Tensor] = {}
@@ -196,7 +197,7 @@ class Reducer:
             while waiting and first <= waiting[0].place.start and waiting[0].place.stop <= end:
                 segment = waiting.pop(0)
                 segment.fill(number, branch.total(vector, segment.place))
-                segment.send()
+                segment.send_sums()
 
         def ready(vector: torch.Tensor, first: int) -> None:
             send(vector, first, self.layout.num_parameters)
@@ -209,11 +210,11 @@ class Reducer:
     def _receive(self, num_rows: int, num_filled: int) -> None:
         """Receives all segments, averages this worker's slices, and receives those of the others."""
         for segment in self.segments:
-            segment.receive()
+            segment.receive_sums()
             self._average(segment.sums, segment.first, segment.mean, num_rows, num_filled)
-            segment.share()
+            segment.send_means()
         for segment in self.segments:
-            segment.receive()
+            segment.receive_means()
 
     def _row_counts(self, num_rows: int) -> list[int]:
         """Rows of each worker's shards in a batch."""

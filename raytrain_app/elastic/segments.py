@@ -2,19 +2,19 @@
 
 Every worker sends each other worker one packet a segment: its nodes' partial sums for the slice of the segment which the
 receiver owns. The receiver adds the nodes, and sends the mean of its slice to all. A short vector is one segment and goes whole
-to all in one round: latency counts for it, not bytes. Both rounds are all-to-all exchanges, which gloo does without a copy, in
-two thirds of the time of its all-gather.
+to all in one round: latency counts for it, not bytes.
 """
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
 import torch.distributed as dist
 
-from raytrain_app.elastic.group import collective
+from raytrain_app.elastic.exchange import Exchange
 from raytrain_app.elastic.plan import Node
 
 SEGMENT_BYTES = 8 << 20
@@ -63,92 +63,127 @@ class Members:
 class Segment:
     """A segment, its buffers, and its exchange.
 
-    After `fit` each worker calls `send`, `receive`, `share` and `receive` for every segment, and all do so in one order.
+    After `fit` each worker calls `expect_sums`, `send_sums`, `receive_sums`, `send_means` and `receive_means` for every segment,
+    again and again, and all send in one order.
 
     Attributes:
         place: its elements in the vector.
         first: place in the vector of this worker's slice.
-        mean: this worker's slice of the mean, to be written before `share`.
-        gathered: the mean of the whole segment, and elements without a meaning behind it.
-        head, heads: own numbers, float64, that go to each receiver with the sums, and those of all workers.
-        sums: the slices of the sums of all workers' nodes.
+        mean: this worker's slice of the mean, to be written before `send_means`.
     """
 
     def __init__(self, members: Members, start: int, stop: int, gathered: torch.Tensor, *, whole: bool) -> None:
         self._members, self.place, self._whole = members, slice(start, stop), whole
         self._size = len(gathered) if whole else len(gathered) // members.world_size
         self.first = start if whole else start + members.rank * self._size
-        self._copies = gathered.view(1, -1) if whole else gathered.new_zeros(members.world_size, self._size)
-        self.mean, self.gathered = self._copies[0], gathered
-        self._work: dist.Work | None = None
+        slices = gathered.view(1 if whole else members.world_size, self._size).unbind()
+        self.mean = slices[0 if whole else members.rank]
+        means = None if whole else Exchange(members.rank, slices, [self.mean] * members.world_size, members.group)
+        self._means = means
+        self._packets: deque[_Packets] = deque()
+        self._last: deque[_Packets] = deque()  # of the lengths before, whose packets may still be under way
         self._lengths: Sequence[int] | None = None
 
     def fit(self, lengths: Sequence[int]) -> None:
         """Makes buffers for heads of so many numbers, by rank, unless they are there."""
-        if lengths == self._lengths:
-            return
-        self._lengths, members = lengths, self._members
-        # The memory of the last buffers is free before the next is taken.
-        self._sent = self._received = self.head = torch.empty(0)
-        self._bodies: list[torch.Tensor] = []
-        self.heads: list[torch.Tensor] = []
-        self.sums: dict[Node, torch.Tensor] = {}
-        width, rank = members.wire_dtype.itemsize * self._size, members.rank
-        # Heads are multiples of 8 bytes; bodies are padded to them, so that every view below is aligned.
-        packets = [8 * n + -(-width * len(nodes) // 8) * 8 for n, nodes in zip(lengths, members.covers, strict=True)]
-        self._packets = packets
-        self._sent = torch.empty((members.world_size, packets[rank]), dtype=torch.uint8, device=members.device)
-        self._received = torch.empty(sum(packets), dtype=torch.uint8, device=members.device)
-        parts = self._received.split(packets)
-        for part, length, nodes in zip(parts, lengths, members.covers, strict=True):
-            for i, node in enumerate(nodes):
-                self.sums[node] = part[8 * length + i * width : 8 * length + (i + 1) * width].view(members.wire_dtype)
-        own = 8 * lengths[rank]
-        self._bodies = [
-            self._sent[:, own + i * width : own + (i + 1) * width].view(members.wire_dtype)
-            for i in range(len(members.covers[rank]))
-        ]
-        self.head = self._sent[:, :own]
-        self.heads = [part[: 8 * length].view(torch.float64) for part, length in zip(parts, lengths, strict=True)]
+        if lengths != self._lengths:
+            # A packet must stay until all have it. In two rounds, means tell that they do; in one, only the next packets.
+            self._last, count = self._packets, 2 if self._whole else 1
+            self._packets = deque(_Packets(self._members, self._size, lengths, same=self._whole) for _ in range(count))
+            self._lengths = lengths
+
+    @property
+    def head(self) -> torch.Tensor:
+        """Own numbers that go to each receiver with the sums, as bytes (receivers, 8 a number), to be written."""
+        return self._packets[0].head
+
+    @property
+    def heads(self) -> list[torch.Tensor]:
+        """The numbers of all workers, float64."""
+        return self._packets[0].heads
+
+    @property
+    def sums(self) -> dict[Node, torch.Tensor]:
+        """The slices of the sums of all workers' nodes."""
+        return self._packets[0].sums
 
     def fill(self, number: int, values: torch.Tensor) -> None:
         """Lays in the sum of the worker's node with that number. What lies beyond its end is never looked at."""
-        body = self._bodies[number]
+        body = self._packets[0].bodies[number]
         if self._whole:
-            body.copy_(values)  # the same to each
+            body.copy_(values)
             return
         rows, rest = divmod(values.numel(), self._size)
         body[:rows].copy_(values[: rows * self._size].view(rows, self._size))
         if rest:
             body[rows, :rest].copy_(values[rows * self._size :])
 
-    def send(self) -> None:
-        """Begins the exchange of heads and sums."""
-        self._exchange(self._received, self._sent.view(-1), self._packets)
+    # Each of these raises PeerLost when a member is gone.
 
-    def share(self) -> None:
+    def expect_sums(self) -> None:
+        """Makes ready to receive heads and sums, in the order of `send_sums`; those of the time before may be overwritten."""
+        self._packets.rotate()
+        self._packets[0].exchange.expect()
+
+    def send_sums(self) -> None:
+        """Begins to send heads and sums."""
+        self._packets[0].exchange.begin()
+
+    def receive_sums(self) -> None:
+        """Waits for heads and sums."""
+        self._packets[0].exchange.wait()
+        self._last.clear()
+
+    def expect_means(self) -> None:
+        """Makes ready to receive means, in the order of `send_means`; may be left out."""
+        if self._means is not None:
+            self._means.expect()
+
+    def send_means(self) -> None:
         """Begins to send the mean of the own slice to all, where they do not have it."""
-        if not self._whole:
-            self._copies[1:] = self.mean
-            self._exchange(self.gathered, self._copies.view(-1), [self._size] * self._members.world_size)
+        if self._means is not None:
+            self._means.begin()
 
-    def receive(self) -> None:
-        """Waits for what was begun, if anything.
+    def receive_means(self) -> None:
+        """Waits for the others' slices of the mean."""
+        if self._means is not None:
+            self._means.wait()
 
-        Raises:
-            PeerLost: a member is gone.
-        """
-        work, self._work = self._work, None
-        if work is not None:
-            with collective():
-                work.wait()
+    def forget(self) -> None:
+        """Lets go of what was begun."""
+        for packets in (*self._last, *self._packets):
+            packets.exchange.forget()
+        if self._means is not None:
+            self._means.forget()
 
-    def _exchange(self, received: torch.Tensor, sent: torch.Tensor, sizes: list[int]) -> None:
-        members = self._members
-        with collective():
-            self._work = dist.all_to_all_single(
-                received, sent, sizes, [sizes[members.rank]] * members.world_size, group=members.group, async_op=True
-            )
+
+class _Packets:
+    """Buffers for what a worker sends and receives in the first round, and their exchange.
+
+    Attributes:
+        head, heads, sums: see `Segment`.
+        bodies: of the packets that are sent, those of each of the worker's nodes, (receivers, elements).
+    """
+
+    def __init__(self, members: Members, size: int, lengths: Sequence[int], *, same: bool) -> None:
+        """`size` is that of a slice; `same` says that each receiver gets the same, else each gets its slice."""
+        width, rank = members.wire_dtype.itemsize * size, members.rank
+        # Heads are multiples of 8 bytes; bodies are padded to them, so that every view below is aligned.
+        packets = [8 * n + -(-width * len(nodes) // 8) * 8 for n, nodes in zip(lengths, members.covers, strict=True)]
+        parts = torch.empty(sum(packets), dtype=torch.uint8, device=members.device).split(packets)
+        # What all get is sent from where this worker keeps its own.
+        sent = parts[rank].view(1, -1) if same else parts[rank].new_empty(members.world_size, packets[rank])
+        self.exchange = Exchange(rank, parts, sent.expand(members.world_size, -1).unbind(), members.group)
+        self.sums: dict[Node, torch.Tensor] = {}
+        for part, length, nodes in zip(parts, lengths, members.covers, strict=True):
+            for i, node in enumerate(nodes):
+                self.sums[node] = part[8 * length + i * width : 8 * length + (i + 1) * width].view(members.wire_dtype)
+        own = 8 * lengths[rank]
+        self.bodies = [
+            sent[:, own + i * width : own + (i + 1) * width].view(members.wire_dtype) for i in range(len(members.covers[rank]))
+        ]
+        self.head: torch.Tensor = sent[:, :own]
+        self.heads = [part[: 8 * length].view(torch.float64) for part, length in zip(parts, lengths, strict=True)]
 
 
 def count_segments(num_bytes: int, world_size: int) -> int:

@@ -18,7 +18,8 @@ from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, distribute_tensor
 
-from raytrain_app.elastic.group import broadcast_bytes, collective, peers_needed
+from raytrain_app.elastic.exchange import broadcast_bytes, collective
+from raytrain_app.elastic.group import peers_needed
 from raytrain_app.elastic.plan import shard_rows, shard_seed
 from raytrain_app.elastic.reduce import NUM_SCORES, Layout, Ready, Shard
 from raytrain_app.job import Job, ModelParallel
@@ -213,8 +214,8 @@ class ShardedLearner:
         """
         with collective():
             mine = pack_part({name: cut.detach() for name, cut in self._cut.items()}, self._mates)
-        ranks = dist.get_process_group_ranks(self._mates)
-        parts = [broadcast_bytes(mine if rank == dist.get_rank() else None, rank, self._mates) for rank in ranks]
+        own, places = dist.get_rank(self._mates), range(dist.get_world_size(self._mates))
+        parts = [broadcast_bytes(mine if place == own else None, place, self._mates) for place in places]
         return join_parts({f"{place}.safetensors": part for place, part in enumerate(parts)})
 
     def tensors(self) -> dict[str, torch.Tensor]:

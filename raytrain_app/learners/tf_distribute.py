@@ -16,7 +16,7 @@ import tensorflow as tf
 import torch
 import torch.distributed as dist
 
-from raytrain_app.elastic.group import PeerLost, collective, sums_of_all
+from raytrain_app.elastic.exchange import PeerLost, collective, gather, sums_of_all
 from raytrain_app.elastic.reduce import Ready, Shard
 from raytrain_app.errors import JobError, TrainingError
 from raytrain_app.job import Job
@@ -98,9 +98,8 @@ class DistributedLearner(KerasLearner):
         for variable in buffers:
             mean = torch.from_numpy(np.mean([part.numpy() for part in self._parts(variable)], axis=0, dtype=np.float64))
             if self._num_workers > 1:
-                with collective():
-                    dist.all_reduce(mean)
-            self._write(variable, mean.numpy() / self._num_workers)
+                mean = gather(mean).mean(0)
+            self._write(variable, mean.numpy())
         self.pull()
 
     def _step(self, batch: Any, seed: tf.Tensor, factor: tf.Tensor) -> tuple[Any, tf.Tensor]:

@@ -13,10 +13,11 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from raytrain_app.elastic.group import PeerLost, collective
+from raytrain_app.elastic.exchange import PeerLost, broadcast, collective
 from raytrain_app.elastic.plan import shard_seed
 from raytrain_app.elastic.reduce import NUM_SCORES, Layout, Ready, Shard
 from raytrain_app.job import Job
+from raytrain_app.learners.buckets import BucketExchange
 from raytrain_app.learners.callbacks import Callbacks
 from raytrain_app.learners.gradients import GradientWatch
 from raytrain_app.learners.torch_parts import check_slots, flat_dtype, make_optimizer, on_host, places, seed_generators
@@ -64,6 +65,7 @@ class TorchLearner:
         self._nothing = self._zero_counters[:0]
         self._start = self._read(self._buffers), self._read(self._counters)
         self._ddp: DistributedDataParallel | None = None
+        self._exchange: BucketExchange | None = None
         self._watch: GradientWatch | None = None
 
     # ---- training ----
@@ -95,12 +97,15 @@ class TorchLearner:
         self._update(lr)
 
     def connect(self, world_size: int, num_flags: int) -> None:
-        self._world_size, self._ddp = world_size, None
+        self._world_size, self._ddp, self._exchange = world_size, None, None
         if world_size > 1:
             unused = self._has_unused()
             self._telling = _Telling(self.model, NUM_SCORES + num_flags, self._flat)
-            with collective():
-                self._ddp = DistributedDataParallel(self._telling, find_unused_parameters=unused)
+            with collective():  # all have the same parameters already
+                self._ddp = DistributedDataParallel(self._telling, find_unused_parameters=unused, init_sync=False)
+            if self.device.type == "cpu":
+                self._exchange = BucketExchange(dist.get_rank(), world_size, self.layout.dtype)
+                self._ddp.register_comm_hook(None, self._exchange.reduce)
 
     def fast_shard(self, x: np.ndarray, y: np.ndarray, seed: int, num_rows: int, flags: Sequence[float]) -> list[float]:
         self._flat.zero_()
@@ -111,13 +116,23 @@ class TorchLearner:
             return [*scores.tolist(), *flags]
         try:
             return self._distributed_shard(x, y, num_rows, flags)
+        except PeerLost:
+            self._disconnect()
+            self._reset_buffers()
+            raise
         except RuntimeError as error:
-            assert self._ddp is not None, "it has just been used"
-            self._ddp._remove_autograd_hooks()  # the error keeps it, and it would go on counting gradients
-            self._ddp = None
+            self._disconnect()
             # The task's code and the collectives raise the same error: a step that fails without the group is the task's.
             self.shard(x, y, seed)
             raise PeerLost(str(error)) from error
+
+    def _disconnect(self) -> None:
+        """Lets go of DistributedDataParallel in the middle of a step."""
+        assert self._ddp is not None, "it has just been used"
+        self._ddp._remove_autograd_hooks()  # the error keeps it, and it would go on counting gradients
+        if self._exchange is not None:
+            self._exchange.forget()
+        self._ddp = self._exchange = None
 
     def _distributed_shard(self, x: np.ndarray, y: np.ndarray, num_rows: int, flags: Sequence[float]) -> list[float]:
         ddp, telling = self._ddp, self._telling
@@ -147,8 +162,7 @@ class TorchLearner:
     def share_buffers(self) -> None:
         if self._world_size > 1 and self._buffers:
             values = self._read(self._buffers)
-            with collective():
-                dist.broadcast(values, 0)
+            broadcast(values, 0)
             self._write(self._buffers, values)
 
     def _forward(self, model: Forward, x: np.ndarray, y: np.ndarray) -> tuple[torch.Tensor, torch.Tensor]:

@@ -16,7 +16,8 @@ import numpy as np
 import torch
 
 from raytrain_app.data import Split
-from raytrain_app.elastic.group import Group, PeerLost
+from raytrain_app.elastic.exchange import PeerLost, broadcast_bytes
+from raytrain_app.elastic.group import Group
 from raytrain_app.elastic.plan import filled_shards, learning_rate, owned_shards, shard_rows, shard_seed, training_rows
 from raytrain_app.elastic.progress import Metrics, Progress
 from raytrain_app.elastic.reduce import Layout, Ready, Reducer, Shard, Total
@@ -120,6 +121,7 @@ class AllReduce:
             if flags[CHECKPOINT] or (self.progress.step % self.job.checkpoint.every_steps == 0 and not self._at_epoch_end()):
                 self._checkpoint()
             if flags[LEAVE] or flags[JOIN]:
+                group.part()
                 if self._leaving:
                     self._hand_over()
                 return False
@@ -139,9 +141,9 @@ class AllReduce:
         if generation.leader_clock < 0 and generation.rank == 0:
             self._restore()
             self.link.clock = self.progress.clock  # should the others be lost now, this one has state
-        if generation.behind:
+        if generation.behind and generation.rank in (0, *generation.behind):
             mine = self._snapshot().to_bytes() if generation.rank == 0 else None
-            data = group.broadcast_bytes(mine)
+            data = broadcast_bytes(mine, 0, receivers=generation.behind)
             if generation.rank in generation.behind:
                 self._load(TrainState.from_bytes(data))
         self.link.clock = self.progress.clock
@@ -332,6 +334,7 @@ class AllReduce:
 
     def _finish(self, status: str) -> None:
         """Tests the final weights, makes sure the last checkpoint is on storage, and says goodbye."""
+        self._group.part()
         weights = self.learner.weights()
         if not all(np.isfinite(array).all() for array in weights.values()):
             raise TrainingError(f"the weights are not finite after step {self.progress.step}; lower optimizer.lr")

@@ -6,9 +6,9 @@ import math
 from typing import Any
 
 import torch
-import torch.distributed as dist
 
-from raytrain_app.elastic.group import Group, collective
+from raytrain_app.elastic.exchange import broadcast, broadcast_bytes
+from raytrain_app.elastic.group import Group
 from raytrain_app.elastic.progress import Metrics, Progress
 from raytrain_app.learners.base import Part
 from raytrain_app.state import TrainState, weights_sha256
@@ -98,8 +98,7 @@ class Hooks:
             callbacks.run(hook, *arguments)
         if self._group.world_size > 1:
             wish = torch.tensor([math.nan if callbacks.lr is None else callbacks.lr, callbacks.stop], dtype=torch.float64)
-            with collective():
-                dist.broadcast(wish, 0)
+            broadcast(wish, 0)
             lr, stop = wish.tolist()
             callbacks.lr, callbacks.stop = None if math.isnan(lr) else lr, bool(stop)
 
@@ -111,7 +110,7 @@ class Hooks:
         if self._group.rank == 0:
             state = self._learner.state() if weights_changed else TrainState({}, optimizer=self._callbacks.state())
             mine = state.to_bytes()
-        data = self._group.broadcast_bytes(mine)
+        data = broadcast_bytes(mine, 0)
         if self._group.rank > 0:
             state = TrainState.from_bytes(data)
             if state.weights:

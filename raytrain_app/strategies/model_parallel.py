@@ -22,7 +22,8 @@ from typing import cast
 
 import torch
 
-from raytrain_app.elastic.group import Group, PeerLost, broadcast_bytes, collective
+from raytrain_app.elastic.exchange import PeerLost, broadcast_bytes, collective
+from raytrain_app.elastic.group import Group
 from raytrain_app.elastic.progress import Metrics, Progress
 from raytrain_app.elastic.reduce import Total
 from raytrain_app.elastic.vault import VaultKeeper
@@ -90,7 +91,7 @@ class ModelParallel(AllReduce):
         if not all(there):
             source = there.index(True)
             mine = self._snapshot().to_bytes() if group.replica == source else None
-            data = broadcast_bytes(mine, source * group.peers + group.place, group.counterparts)
+            data = broadcast_bytes(mine, source, group.counterparts)
             if not there[group.replica]:
                 self._load(TrainState.from_bytes(data))
         self.link.clock = self.progress.clock
@@ -111,8 +112,7 @@ class ModelParallel(AllReduce):
                 choice["step"] = found[1]
                 for message in found[2]:
                     self.link.event("checkpoint_damaged", message=message)
-        first = group.replica * group.peers
-        choice = json.loads(broadcast_bytes(json.dumps(choice).encode() if group.place == 0 else None, first, group.mates))
+        choice = json.loads(broadcast_bytes(json.dumps(choice).encode() if group.place == 0 else None, 0, group.mates))
         if choice["clock"] >= 0:
             kept = self._keeper.get(choice["clock"]) if self._keeper is not None else None
             if kept is None:

@@ -15,7 +15,8 @@ from multiprocessing.process import BaseProcess
 import pytest
 import torch
 
-from raytrain_app.elastic.group import Group, PeerLost, Rendezvous
+from raytrain_app.elastic.exchange import PeerLost, broadcast_bytes
+from raytrain_app.elastic.group import Group, Rendezvous
 from raytrain_app.elastic.roster import Generation
 
 HOST, CPU = "127.0.0.1", torch.device("cpu")
@@ -33,7 +34,7 @@ def other(port: int, pipe: Connection) -> None:
         member = group(number, 1, port)
         try:
             member.connect(20.0)
-            pipe.send(member.broadcast_bytes(None))
+            pipe.send(broadcast_bytes(None, 0))
         except PeerLost:
             pipe.send(b"lost")
         finally:
@@ -69,7 +70,7 @@ def test_a_member_that_does_not_come_is_no_trouble_later(rendezvous: Rendezvous,
     pipe.send(2)
     together = group(2, 0, rendezvous.port)
     together.connect(20.0)
-    together.broadcast_bytes(b"hello")
+    broadcast_bytes(b"hello", 0)
     assert pipe.recv() == b"hello"
     together.close()
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from raytrain_app.elastic.group import PeerLost, peers_needed
+from raytrain_app.elastic.exchange import PeerLost
+from raytrain_app.elastic.group import peers_needed
 
 GLOO = "[../third_party/gloo/gloo/transport/tcp/pair.cc:534] Connection closed by peer [127.0.0.1]:3"
 

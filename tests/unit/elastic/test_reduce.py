@@ -17,7 +17,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from raytrain_app.elastic.group import PeerLost
+from raytrain_app.elastic.exchange import PeerLost
 from raytrain_app.elastic.reduce import BLOCK, Layout, Ready, Reducer, Shard
 from raytrain_app.elastic.segments import ROUND_BYTES
 

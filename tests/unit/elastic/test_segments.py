@@ -13,7 +13,7 @@ import torch
 import torch.distributed as dist
 
 from raytrain_app.elastic import segments
-from raytrain_app.elastic.group import PeerLost
+from raytrain_app.elastic.exchange import PeerLost
 from raytrain_app.elastic.plan import Node, cover, owned_shards, training_rows
 from raytrain_app.elastic.reduce import Layout, Ready, Reducer, Shard
 from raytrain_app.elastic.segments import Members, cut

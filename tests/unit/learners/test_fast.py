@@ -13,7 +13,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from raytrain_app.elastic.group import PeerLost
+from raytrain_app.elastic.exchange import PeerLost
 from raytrain_app.state import Arrays
 from tests.unit.elastic.test_reduce import run_workers
 from tests.unit.learners.test_torch import dense, make_learner, rows

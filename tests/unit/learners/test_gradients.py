@@ -7,7 +7,7 @@ import torch
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
-from raytrain_app.elastic.group import PeerLost
+from raytrain_app.elastic.exchange import PeerLost
 from raytrain_app.elastic.reduce import Shard
 from raytrain_app.errors import TrainingError
 from raytrain_app.learners.gradients import GradientWatch

@@ -14,7 +14,8 @@ import numpy as np
 import pytest
 import torch
 
-from raytrain_app.elastic.group import Group, Rendezvous, broadcast_bytes
+from raytrain_app.elastic.exchange import broadcast_bytes
+from raytrain_app.elastic.group import Group, Rendezvous
 from raytrain_app.elastic.roster import Generation
 from raytrain_app.job import Job, job_from_dict
 from raytrain_app.learners.footprint import footprint

@@ -19,7 +19,8 @@ import torch
 
 from raytrain_app.data import Dataset, Split
 from raytrain_app.data.blocks import Blocks
-from raytrain_app.elastic.group import Group, PeerLost, Rendezvous
+from raytrain_app.elastic.exchange import PeerLost
+from raytrain_app.elastic.group import Group, Rendezvous
 from raytrain_app.elastic.mail import Signals
 from raytrain_app.elastic.progress import Stopwatch
 from raytrain_app.elastic.roster import Generation, WorkerInfo
