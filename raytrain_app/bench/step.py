@@ -63,6 +63,7 @@ class Setting:
         device: "cpu" or "cuda".
         steps: that are taken at a time.
         rounds: how often each kind takes them.
+        cuda_graphs: of the exact step.
     """
 
     framework: str
@@ -75,6 +76,7 @@ class Setting:
     device: str = "cpu"
     steps: int = 50
     rounds: int = 7
+    cuda_graphs: bool = False
 
     def job(self, storage: str, reduction: str = "exact", **more: Any) -> Job:
         """The job of a product run, which does not end by itself."""
@@ -93,6 +95,7 @@ class Setting:
                     "virtual_shards": self.shards,
                     "threads": self.threads,
                     "reduction": reduction,
+                    "cuda_graphs": self.cuda_graphs and reduction == "exact",
                 },
                 "optimizer": {"name": "adam", "lr": LR},
                 "scaling": {"workers": self.workers, "resources_per_worker": {"CPU": 1, **gpus}},

@@ -111,6 +111,7 @@ def step(
     shards: Annotated[int | None, typer.Option(min=1, help="Virtual shards; by default one a worker.")] = None,
     threads: Annotated[int, typer.Option(min=1, help="Intra-op threads a process.")] = 1,
     device: Annotated[str, typer.Option(help="cpu or cuda.")] = "cpu",
+    cuda_graphs: Annotated[bool, typer.Option("--cuda-graphs", help="With cuda: train.cuda_graphs for the exact step.")] = False,
     steps: Annotated[int, typer.Option(min=1, help="Steps that a kind takes at a time.")] = 25,
     rounds: Annotated[int, typer.Option(min=1, help="Rounds, interleaved; figures are medians.")] = 15,
     sizes: Annotated[bool, typer.Option("--sizes", help="Models from 8 thousand to 25 million parameters instead.")] = False,
@@ -141,7 +142,8 @@ def step(
     if framework not in PLAIN:
         raise JobError(f"--framework: {framework!r} is none of {', '.join(PLAIN)}")
     for name, options in SIZES if sizes else [(model, {})]:
-        setting = Setting(framework, name, options, batch, workers, shards or workers, threads, device, steps, rounds)
+        shape = framework, name, options, batch, workers, shards or workers
+        setting = Setting(*shape, threads, device, steps, rounds, cuda_graphs)
         for line in measure(setting, lambda text: typer.echo(text, err=True)).lines():
             typer.echo(line)
 

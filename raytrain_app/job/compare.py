@@ -10,7 +10,7 @@ from raytrain_app.job.model import Job
 # Sections and keys that a resumed run may change freely: where it runs, how it is watched, where it is kept.
 FREE = (
     *("name", "storage", "scaling", "checkpoint", "failure", "audit", "tensorboard", "trackers"),
-    *("data.offline", "data.allow_modified", "strategy.servers", "strategy.server_cpus"),
+    *("train.cuda_graphs", "data.offline", "data.allow_modified", "strategy.servers", "strategy.server_cpus"),
     # How a replica is cut changes the last bits of what is computed from then on, and no more.
     *(f"strategy.{way}" for way in ("fsdp", "tensor", "pipeline", "microbatches", "schedule")),
     *(f"strategy.{way}" for way in ("stages_per_worker", "balance", "activation_checkpointing")),

@@ -129,6 +129,7 @@ class Train(Section):
         clip_norm: the largest global norm of the mean gradient; None clips nothing.
         threads: intra-op threads of a worker. Part of the result: sums are cut differently for another number.
         portable: cap the CPU instruction set, so that different CPU models give the same bits.
+        cuda_graphs: record what a shard does on the GPU and launch it as a whole, for a task whose code is the same each step.
     """
 
     epochs: Count = 1
@@ -140,6 +141,7 @@ class Train(Section):
     clip_norm: Positive | None = None
     threads: Annotated[int, Field(ge=1, le=1024)] = 1
     portable: bool = False
+    cuda_graphs: bool = False
     early_stopping: EarlyStopping | None = None
 
 

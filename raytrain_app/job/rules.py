@@ -86,6 +86,8 @@ def _devices(job: Job) -> Iterator[BrokenRule]:
     gpus, path = job.scaling.resources_per_worker["GPU"], "scaling.resources_per_worker.GPU"
     if job.scaling.device == "cuda" and gpus == 0:
         yield BrokenRule("scaling.device", f"found cuda, but {path} is 0; expected GPU: 1, or device: auto", (path,))
+    if job.train.cuda_graphs:
+        yield from _graphs(job)
     if not job.scaling.uses_gpu:
         return
     if 0 < gpus < 1 and job.scaling.workers.max > 1:
@@ -101,6 +103,19 @@ def _devices(job: Job) -> Iterator[BrokenRule]:
             f"found GPU: {gpus:g}, but a worker computes on one GPU; expected GPU: 1, with more workers to use more GPUs",
             ("scaling.device", "strategy.tf_distribute"),
         )
+
+
+def _graphs(job: Job) -> Iterator[BrokenRule]:
+    """Rules of `cuda_graphs: true`."""
+    needs = {
+        "scaling.resources_per_worker.GPU": (job.scaling.uses_gpu, "workers compute on CPUs; expected false, or GPU: 1"),
+        "framework": (job.framework == "torch", "the framework is tensorflow; expected false, or framework: torch"),
+        "train.reduction": (job.train.reduction == "exact", "the reduction is fast; expected false, or reduction: exact"),
+        "strategy.name": (job.replica_workers == 1, "a model in parts cannot be recorded; expected false"),
+    }
+    for path, (met, text) in needs.items():
+        if not met:
+            yield BrokenRule("train.cuda_graphs", f"found true, but {text}", (path,))
 
 
 def _frameworks(job: Job) -> Iterator[BrokenRule]:

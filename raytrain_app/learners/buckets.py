@@ -41,6 +41,7 @@ class BucketExchange:
         self._cuts: dict[int, tuple[list[Segment], torch.Tensor]] = {}
         self._sent: deque[_Bucket] = deque()
         self._shared: deque[_Bucket] = deque()
+        self._last: list[list[Segment]] = []  # of buckets before they were arranged anew, whose packets may still be under way
 
     def reduce(
         self,
@@ -67,13 +68,15 @@ class BucketExchange:
                 segment.receive_means()
             done = self._shared.popleft()
             done.future.set_result(done.mean)
+        if bucket.is_last():
+            self._last.clear()
         return future
 
     def forget(self) -> None:
         """Lets go of what is under way: it would keep the group's connections open."""
         self._sent.clear()
         self._shared.clear()
-        for segments, _ in self._cuts.values():
+        for segments in (*self._last, *(segments for segments, _ in self._cuts.values())):
             for segment in segments:
                 segment.forget()
 
@@ -81,6 +84,8 @@ class BucketExchange:
         """The segments of a bucket and its mean. DistributedDataParallel arranges its buckets anew after the first step."""
         known = self._cuts.get(number)
         if known is None or len(known[1]) != size:
+            if known is not None:
+                self._last.append(known[0])
             known = self._cuts[number] = cut(self._members, size, 0)
             for segment in known[0]:
                 segment.fit([0] * self._members.world_size)

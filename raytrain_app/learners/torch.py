@@ -20,6 +20,7 @@ from raytrain_app.job import Job
 from raytrain_app.learners.buckets import BucketExchange
 from raytrain_app.learners.callbacks import Callbacks
 from raytrain_app.learners.gradients import GradientWatch
+from raytrain_app.learners.graphs import Graphs
 from raytrain_app.learners.torch_parts import check_slots, flat_dtype, make_optimizer, on_host, places, seed_generators
 from raytrain_app.state import Arrays, TrainState, check_names
 from raytrain_app.task import Task
@@ -67,33 +68,46 @@ class TorchLearner:
         self._ddp: DistributedDataParallel | None = None
         self._exchange: BucketExchange | None = None
         self._watch: GradientWatch | None = None
+        self._graphs: Graphs | None = None
+        if job.train.cuda_graphs and device.type == "cuda":
+            self._graphs = Graphs(self._compute, self._flat, lambda: [buffer.value for buffer in buffers])
 
     # ---- training ----
 
     def shard(self, x: np.ndarray, y: np.ndarray, seed: int, ready: Ready | None = None) -> Shard:
-        self._flat.zero_()
         if len(y) == 0:
+            self._flat.zero_()
             return Shard(self._flat, self._zero_counters, torch.zeros(NUM_SCORES, dtype=torch.float64, device=self.device))
-        self._reset_buffers()
-        seed_generators(seed, self.device)
+        rows, labels = self._rows(x, y)
         try:
-            loss, scores = self._forward(self.model, x, y)
-            if ready is None:
-                loss.backward()
+            if self._graphs is not None:
+                scores, counters = self._graphs(rows, labels, partial(seed_generators, seed, self.device))
             else:
-                self._watch = self._watch or GradientWatch(self._named, self._places)
-                self._watch.backward(loss, partial(ready, self._flat))
-            if self._buffers:
-                self._flat[self.layout.num_parameters :] = self._read(self._buffers)
-            return Shard(self._flat, self._read(self._counters), scores)
+                seed_generators(seed, self.device)
+                scores, counters = self._compute(rows, labels, ready)
+            return Shard(self._flat, counters, scores)
         finally:
             self._reset_buffers()  # a step that comes to nothing leaves no trace
 
+    def _compute(
+        self, rows: torch.Tensor, labels: torch.Tensor, ready: Ready | None = None
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Leaves a shard's gradient and float buffers in the flat vector; returns the scores and the integer buffers."""
+        self._flat.zero_()
+        self._reset_buffers()
+        loss, scores = self._forward(self.model, rows, labels)
+        if ready is None:
+            loss.backward()
+        else:
+            self._watch = self._watch or GradientWatch(self._named, self._places)
+            self._watch.backward(loss, partial(ready, self._flat))
+        if self._buffers:
+            self._flat[self.layout.num_parameters :] = self._read(self._buffers)
+        return scores, self._read(self._counters)
+
     def apply(self, mean: torch.Tensor, counters: torch.Tensor, lr: float) -> None:
         self._weights.grad = mean[: self.layout.num_parameters]
-        if self._buffers or self._counters:
-            self._start = mean[self.layout.num_parameters :].clone(), counters.to(self.device)
-            self._reset_buffers()
+        self._start_from(mean[self.layout.num_parameters :], counters)
         self._update(lr)
 
     def connect(self, world_size: int, num_flags: int) -> None:
@@ -111,7 +125,7 @@ class TorchLearner:
         self._flat.zero_()
         seed_generators(seed, self.device)
         if self._world_size == 1:
-            loss, scores = self._forward(self.model, x, y)
+            loss, scores = self._forward(self.model, *self._rows(x, y))
             loss.backward(loss.new_tensor(1 / num_rows))
             return [*scores.tolist(), *flags]
         try:
@@ -144,7 +158,7 @@ class TorchLearner:
             told.append(place)
             return outputs
 
-        loss, scores = self._forward(model, x, y)
+        loss, scores = self._forward(model, *self._rows(x, y))
         # DistributedDataParallel averages over the workers; the factors make that the mean over the global batch's rows, and
         # sums of what is told.
         numbers = torch.cat([scores, scores.new_tensor(flags)]).to(telling.told.dtype) * self._world_size
@@ -155,7 +169,7 @@ class TorchLearner:
         return sums
 
     def fast_apply(self, lr: float) -> None:
-        self._start = self._read(self._buffers), self._read(self._counters)
+        self._start_from(self._read(self._buffers), self._read(self._counters))
         self._weights.grad = self._flat[: self.layout.num_parameters]
         self._update(lr)
 
@@ -165,15 +179,15 @@ class TorchLearner:
             broadcast(values, 0)
             self._write(self._buffers, values)
 
-    def _forward(self, model: Forward, x: np.ndarray, y: np.ndarray) -> tuple[torch.Tensor, torch.Tensor]:
+    def _forward(self, model: Forward, rows: torch.Tensor, labels: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """The sum of the losses, to go backward from, and the scores."""
         self._set_mode(training=True)
-        inputs, labels = self._batch(x, y)
+        inputs, targets = self._task.torch_inputs(rows), self._task.torch_targets(rows, labels)
         with self._autocast:
             outputs = model(self._task.torch_augment(inputs))
-            loss = self._task.torch_loss(outputs, labels)
+            loss = self._task.torch_loss(outputs, targets)
         with torch.no_grad():
-            scores = torch.stack([loss.double(), self._task.torch_correct(outputs, labels).double()])
+            scores = torch.stack([loss.double(), self._task.torch_correct(outputs, targets).double()])
         return loss, scores
 
     def _update(self, lr: float) -> None:
@@ -190,11 +204,12 @@ class TorchLearner:
 
     def evaluate(self, x: np.ndarray, y: np.ndarray) -> torch.Tensor:
         self._set_mode(training=False)
-        inputs, labels = self._batch(x, y)
+        rows, labels = self._rows(x, y)
+        inputs, targets = self._task.torch_inputs(rows), self._task.torch_targets(rows, labels)
         with torch.inference_mode(), self._autocast:
             outputs = self.model(inputs)
-            loss = self._task.torch_loss(outputs, labels)
-            return torch.stack([loss.double(), self._task.torch_correct(outputs, labels).double()])
+            loss = self._task.torch_loss(outputs, targets)
+            return torch.stack([loss.double(), self._task.torch_correct(outputs, targets).double()])
 
     def outputs(self, x: np.ndarray) -> np.ndarray:
         self._set_mode(training=False)
@@ -208,14 +223,13 @@ class TorchLearner:
             self.model.train(training)
             self._training = training
 
-    def _batch(self, x: np.ndarray, y: np.ndarray) -> tuple[torch.Tensor, torch.Tensor]:
-        """Rows on the device; they travel as stored (uint8) and are scaled there.
+    def _rows(self, x: np.ndarray, y: np.ndarray) -> tuple[torch.Tensor, torch.Tensor]:
+        """Rows and labels on the device; they travel as stored (uint8) and are scaled there.
 
         Always a copy: kernels round differently for memory that is aligned differently, and where a shard lies among its
         worker's rows depends on the number of workers.
         """
-        rows, labels = torch.tensor(x, device=self.device), torch.tensor(y, device=self.device)
-        return self._task.torch_inputs(rows), self._task.torch_targets(rows, labels)
+        return torch.tensor(x, device=self.device), torch.tensor(y, device=self.device)
 
     def metrics(self, extra: Sequence[float]) -> dict[str, float]:
         return {}
@@ -242,7 +256,7 @@ class TorchLearner:
                 parameter.copy_(torch.from_numpy(state.weights[name].copy()))
             for buffer in buffers:
                 buffer.value.copy_(torch.from_numpy(state.buffers[buffer.name].copy()))
-        self._start = self._read(self._buffers), self._read(self._counters)
+        self._start_from(self._read(self._buffers), self._read(self._counters))
         self._load_slots(state.optimizer)
 
     def _load_slots(self, saved: Arrays) -> None:
@@ -276,12 +290,16 @@ class TorchLearner:
     def load_flat(self, vector: torch.Tensor, counters: torch.Tensor) -> None:
         with torch.no_grad():
             self._weights.copy_(vector[: self.layout.num_parameters])
-            if self._buffers or self._counters:
-                buffers = vector[self.layout.num_parameters :]
-                self._start = buffers.to(self.device, copy=True), counters.to(self.device, copy=True)
-                self._reset_buffers()
+            self._start_from(vector[self.layout.num_parameters :], counters)
 
     # ---- buffers ----
+
+    def _start_from(self, buffers: torch.Tensor, counters: torch.Tensor) -> None:
+        """Takes over float buffers and counters as those from which the next shards start."""
+        if self._buffers or self._counters:
+            self._start[0].copy_(buffers)
+            self._start[1].copy_(counters)
+            self._reset_buffers()
 
     def _reset_buffers(self) -> None:
         """Gives the model the buffers from which the shards of the step start."""
@@ -305,7 +323,7 @@ class TorchLearner:
         with torch.random.fork_rng(devices=[self.device] if self.device.type == "cuda" else []):
             for parameter in self._named.values():
                 parameter.grad = None
-            self._forward(self.model, np.zeros((2, *shape), dtype), np.zeros(2, np.int64))[0].backward()
+            self._forward(self.model, *self._rows(np.zeros((2, *shape), dtype), np.zeros(2, np.int64)))[0].backward()
         unused = any(parameter.grad is None for parameter in self._named.values())
         for name, parameter in self._named.items():
             parameter.grad = self._flat[self._places[name]].view_as(parameter)

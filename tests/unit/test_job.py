@@ -243,6 +243,14 @@ ONE_PROBLEM = [
     ({"scaling": {"resources_per_worker": {"GPU": 0.5}, "workers": 2}}, "NCCL cannot reduce between workers on one GPU"),
     ({"scaling": {"resources_per_worker": {"GPU": 2}}}, "a worker computes on one GPU"),
     ({"scaling": {"device": "cuda"}}, "scaling.device: found cuda, but scaling.resources_per_worker.GPU is 0"),
+    (
+        {"train": {"cuda_graphs": True}},
+        "train.cuda_graphs: found true, but workers compute on CPUs; expected false, or GPU: 1",
+    ),
+    (
+        {"train": {"cuda_graphs": True, "reduction": "fast"}, "scaling": {"resources_per_worker": {"GPU": 1}}},
+        "train.cuda_graphs: found true, but the reduction is fast",
+    ),
     ({"checkpoint": {"monitor": "val_accuracy", "mode": "min"}}, "checkpoint.mode: found min; expected max for val_accuracy"),
     ({"data": {"validation_fraction": 0}}, "checkpoint.monitor: found val_loss, but data.validation_fraction is 0"),
     ({"data": {"validation_fraction": 1}}, "data.validation_fraction: found 1; expected a number below 1"),

@@ -30,6 +30,11 @@ def test_what_may_change() -> None:
     assert differences(*free) == []
 
 
+def test_recordings_on_a_gpu_may_be_turned_on() -> None:
+    gpu = {**BASE, "scaling": {"workers": 4, "resources_per_worker": {"GPU": 1}}}
+    assert result_differences(job_from_dict(gpu), job_from_dict(gpu, ["train.cuda_graphs=true"])) == []
+
+
 def test_a_replica_may_be_cut_in_another_way() -> None:
     base = {**BASE, "scaling": {"workers": 4}, "train": {"virtual_shards": 2}}
     pipeline = {"pipeline": 2, "microbatches": 2, "schedule": "gpipe"}
