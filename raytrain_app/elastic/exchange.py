@@ -3,20 +3,23 @@
 All of it goes as messages of two, by isend and irecv, since gloo has a weakness: when a member dies, a message that is partly
 through is not told, and whoever waits for it, as gloo's collectives do, waits until the group's time-out. A message that has not
 begun is told at once. So a long packet goes as two messages, of which the second one is short and is waited for first. And a send
-is waited for only when it is known to be over, as its receiver has sent something since it got it, or when it is short.
+is waited for only when it is known to be over, as its receiver has sent something since it got it, or when it is short. Nothing
+that was begun may be let go of before that, unless the group is given up: what is half received would never end.
 """
 
 from __future__ import annotations
 
+import datetime
+import weakref
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import cast
 
 import torch
 import torch.distributed as dist
 
 SHORT_BYTES = 4096
-"""A message of so many bytes at most is through at once."""
+"""A message of so many bytes at most is practically always through at once: a socket's buffer takes it."""
 
 
 class PeerLost(Exception):
@@ -54,6 +57,7 @@ class Exchange:
         self._sent = [(part, peer) for peer, t in enumerate(sent) if peer != rank for part in _messages(t)]
         self._receives: list[dist.Work] = []
         self._sends: list[dist.Work] = []
+        _exchanges.add(self)
 
     def expect(self) -> None:
         """Makes ready to receive, in the order of `begin`, which else does it itself: who sends early then need not wait.
@@ -94,7 +98,7 @@ class Exchange:
         Raises:
             PeerLost: a member is gone.
         """
-        _wait_for(self._receives)
+        _wait_for(self._receives, _limit(self._group, self._own[0]))
 
     def settle(self) -> None:
         """Waits until everything is sent.
@@ -102,15 +106,28 @@ class Exchange:
         Raises:
             PeerLost: a member is gone.
         """
-        _wait_for(self._sends)
+        _wait_for(self._sends, _limit(self._group, self._own[0]))
 
-    def forget(self) -> None:
-        """Lets go of what was begun: it would keep the group's connections open."""
+    def give_up(self) -> None:
+        """Lets go of what was begun."""
         self._receives.clear()
         self._sends.clear()
 
     def _on_gpu(self) -> bool:
         return self._own[0].is_cuda
+
+
+_exchanges: weakref.WeakSet[Exchange] = weakref.WeakSet()
+
+
+def disconnect() -> None:
+    """Destroys all process groups, so that peers that wait for this member are told at once."""
+    for exchange in _exchanges:  # what they have begun would keep the connections open
+        exchange.give_up()
+    if dist.is_initialized():
+        # A group with a dead member may complain while it goes; it is gone all the same.
+        with suppress(RuntimeError):
+            dist.destroy_process_group()
 
 
 def _or_all(group: dist.ProcessGroup | None) -> dist.ProcessGroup:
@@ -126,11 +143,22 @@ def _messages(packet: torch.Tensor) -> Sequence[torch.Tensor]:
     return [part for part in parts if part.numel() > 0]
 
 
-def _wait_for(works: list[dist.Work]) -> None:
+def _limit(group: dist.ProcessGroup | None, tensor: torch.Tensor) -> datetime.timedelta:
+    """How long to wait for a message: gloo's would take the time-out that the group had while it connected.
+
+    Nothing, which is the group's own time-out, for NCCL, where any other would have the processor wait for the GPU.
+    """
+    if tensor.is_cuda:
+        return datetime.timedelta()
+    limit: datetime.timedelta = _or_all(group)._get_backend(tensor.device).options._timeout
+    return limit
+
+
+def _wait_for(works: list[dist.Work], limit: datetime.timedelta) -> None:
     """Waits for the last one first, and lets go of each that is over."""
     with collective():
         while works:
-            works.pop().wait()
+            works.pop().wait(limit)
 
 
 def gather(own: torch.Tensor, group: dist.ProcessGroup | None = None) -> torch.Tensor:
@@ -159,36 +187,38 @@ def sums_of_all(own: torch.Tensor, world_size: int) -> list[float]:
 def broadcast(
     tensor: torch.Tensor, source: int, group: dist.ProcessGroup | None = None, receivers: Sequence[int] | None = None
 ) -> None:
-    """Sends the `tensor` of rank `source` to `receivers`, by default to all, who get it in theirs. They and the source call it.
+    """Sends rank `source`'s tensor, on its CPU, into those of `receivers`, by default of all. They and the source call it.
 
     It goes down a binomial tree, so that the source sends it log2(members) times. Receivers tell when they have it.
 
     Raises:
         PeerLost: a member is gone.
     """
-    all_members = _or_all(group)
-    others = range(all_members.size()) if receivers is None else receivers
+    everybody = _or_all(group)
+    others = range(everybody.size()) if receivers is None else receivers
     members = [source, *(rank for rank in others if rank != source)]
-    place = members.index(all_members.rank())
+    place = members.index(everybody.rank())
     reach = place & -place or 1 << len(members).bit_length()  # places below that plus the own one are reached through it
     below = [place + step for step in (1 << n for n in range(reach.bit_length() - 1)) if place + step < len(members)]
-    told, received = tensor.new_zeros(1), tensor.new_empty(1)
+    told, received, limit = tensor.new_zeros(1), tensor.new_empty(1), _limit(group, tensor)
 
-    def receive(into: torch.Tensor, place: int) -> list[dist.Work]:
-        return [all_members.recv([part], members[place], 0) for part in _messages(into)]
+    def receive(into: torch.Tensor, place: int) -> None:
+        with collective():
+            works = [everybody.recv([part], members[place], 0) for part in _messages(into)]
+        _wait_for(works, limit)
 
     def send(what: torch.Tensor, place: int) -> list[dist.Work]:
-        return [all_members.send([part], members[place], 0) for part in _messages(what)]
+        with collective():
+            return [everybody.send([part], members[place], 0) for part in _messages(what)]
 
-    with collective():
-        if place > 0:
-            _wait_for(receive(tensor, place - reach))
-        sends = [work for child in reversed(below) for work in send(tensor, child)]
-        if place > 0:
-            sends += send(told, place - reach)
-        for child in reversed(below):
-            _wait_for(receive(received, child))
-        _wait_for(sends)
+    if place > 0:
+        receive(tensor, place - reach)
+    sends = [work for child in reversed(below) for work in send(tensor, child)]
+    if place > 0:
+        sends += send(told, place - reach)
+    for child in reversed(below):
+        receive(received, child)
+    _wait_for(sends, limit)
 
 
 def broadcast_bytes(
@@ -201,6 +231,8 @@ def broadcast_bytes(
     """
     size = torch.tensor([len(data) if data is not None else 0], dtype=torch.int64)
     broadcast(size, source, group, receivers)
+    if size == 0:
+        return b""
     buffer = torch.empty(int(size), dtype=torch.uint8) if data is None else torch.frombuffer(bytearray(data), dtype=torch.uint8)
     broadcast(buffer, source, group, receivers)
     return buffer.numpy().tobytes() if data is None else data

@@ -17,7 +17,7 @@ import torch.distributed as dist
 from torch.distributed import PrefixStore, TCPStore  # type: ignore[attr-defined]
 from torch.distributed.device_mesh import DeviceMesh
 
-from raytrain_app.elastic.exchange import PeerLost, collective, gather
+from raytrain_app.elastic.exchange import PeerLost, collective, disconnect, gather
 from raytrain_app.elastic.roster import Generation
 from raytrain_app.errors import ClusterError
 
@@ -64,7 +64,7 @@ class Group:
     def __init__(
         self, generation: Generation, timeout_s: float, device: torch.device, parts: Mapping[str, int] | None = None
     ) -> None:
-        """`timeout_s` bounds each collective; a dead peer shows at once, it is for those that hang.
+        """`timeout_s` bounds each collective and message; a dead peer shows at once, it is for those that hang.
 
         `parts` says into how many parts a replica is cut each way, by name; None where each member holds a whole one.
         """
@@ -123,7 +123,7 @@ class Group:
 
     def share(self, values: Sequence[float]) -> torch.Tensor:
         """All members' values, float64 (members, values), by rank."""
-        return gather(torch.tensor(values, dtype=torch.float64, device=self.device)).cpu()
+        return gather(torch.tensor(values, dtype=torch.float64))
 
     def part(self) -> None:
         """Waits until all members have what was sent to them, before `close`."""
@@ -155,10 +155,7 @@ class Group:
         if self._parts is not None:  # a model in parts holds on to its groups, which would keep their connections open
             self.break_off()
         self._connections = set()
-        if dist.is_initialized():
-            # A group with a dead member may complain while it goes; it is gone all the same.
-            with suppress(RuntimeError):
-                dist.destroy_process_group()
+        disconnect()
 
 
 def choose_interface(node_ip: str) -> str:

@@ -75,7 +75,8 @@ class Total:
     """The reduced batch, the same bits on every worker.
 
     Attributes:
-        mean: mean gradient, then mean float buffers, (layout.size,) in the layout's dtype; valid until the next batch.
+        mean: mean gradient, then mean float buffers, (layout.size,) in the layout's dtype; valid until the next batch, and only
+            to be read, since this worker's slice may still be on its way to the others.
         counters: largest integer buffers, int64 (layout.num_counters,).
         loss: sum of the losses.
         correct: rows predicted correctly.
@@ -156,20 +157,15 @@ class Reducer:
         told = self._row_counts(num_rows) if rows is not None else [0] * self.world_size
         last = self.segments[-1]
         last.fit([self._fixed + self.layout.num_scores * len(n) + count for n, count in zip(self.covers, told, strict=True)])
-        try:
-            for segment in self.segments:
-                segment.expect_sums()
-            for segment in self.segments:
-                segment.expect_means()
-            own_scores = self._send(shard, counters)
-            first, end = (torch.tensor(n, dtype=torch.float64, device=self.device) for n in (flags, rows or ()))
-            last.head[:] = torch.cat([first, counters.double(), *own_scores, end]).view(torch.uint8)
-            last.send_sums()
-            self._receive(num_rows, num_filled)
-        except BaseException:
-            for segment in self.segments:
-                segment.forget()
-            raise
+        for segment in self.segments:
+            segment.expect_sums()
+        for segment in self.segments:
+            segment.expect_means()
+        own_scores = self._send(shard, counters)
+        first, end = (torch.tensor(n, dtype=torch.float64, device=self.device) for n in (flags, rows or ()))
+        last.head[:] = torch.cat([first, counters.double(), *own_scores, end]).view(torch.uint8)
+        last.send_sums()
+        self._receive(num_rows, num_filled)
         highest = torch.stack([head[: self._fixed] for head in last.heads]).amax(0)
         scores_of: dict[Node, torch.Tensor] = {}
         told_by_all: list[int] = []

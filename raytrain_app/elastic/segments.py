@@ -149,13 +149,6 @@ class Segment:
         if self._means is not None:
             self._means.wait()
 
-    def forget(self) -> None:
-        """Lets go of what was begun."""
-        for packets in (*self._last, *self._packets):
-            packets.exchange.forget()
-        if self._means is not None:
-            self._means.forget()
-
 
 class _Packets:
     """Buffers for what a worker sends and receives in the first round, and their exchange.

@@ -45,7 +45,7 @@ class Part(Protocol):
         ...
 
     def apply(self, mean: torch.Tensor, counters: torch.Tensor, lr: float) -> None:
-        """Takes an optimizer step with the mean gradient, and takes over the mean buffers and the counters."""
+        """Takes an optimizer step with the mean gradient, and takes over the mean buffers and the counters; only reads them."""
         ...
 
     def evaluate(self, x: np.ndarray, y: np.ndarray) -> torch.Tensor:

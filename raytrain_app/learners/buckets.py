@@ -62,6 +62,7 @@ class BucketExchange:
         self._sent.append(_Bucket(segments, mean, future))
         while len(self._sent) > (0 if bucket.is_last() else 1):
             self._average(self._sent[0].segments)
+            self._last.clear()  # who sends gradients of this step has all of the last one
             self._shared.append(self._sent.popleft())
         while bucket.is_last() and self._shared:
             for segment in self._shared[0].segments:
@@ -69,16 +70,8 @@ class BucketExchange:
             done = self._shared.popleft()
             done.future.set_result(done.mean)
         if bucket.is_last():
-            self._last.clear()
+            self._cuts = {number: cuts for number, cuts in self._cuts.items() if number <= bucket.index()}
         return future
-
-    def forget(self) -> None:
-        """Lets go of what is under way: it would keep the group's connections open."""
-        self._sent.clear()
-        self._shared.clear()
-        for segments in (*self._last, *(segments for segments, _ in self._cuts.values())):
-            for segment in segments:
-                segment.forget()
 
     def _cut(self, number: int, size: int) -> tuple[list[Segment], torch.Tensor]:
         """The segments of a bucket and its mean. DistributedDataParallel arranges its buckets anew after the first step."""

@@ -66,7 +66,6 @@ class TorchLearner:
         self._nothing = self._zero_counters[:0]
         self._start = self._read(self._buffers), self._read(self._counters)
         self._ddp: DistributedDataParallel | None = None
-        self._exchange: BucketExchange | None = None
         self._watch: GradientWatch | None = None
         self._graphs: Graphs | None = None
         if job.train.cuda_graphs and device.type == "cuda":
@@ -89,9 +88,7 @@ class TorchLearner:
         finally:
             self._reset_buffers()  # a step that comes to nothing leaves no trace
 
-    def _compute(
-        self, rows: torch.Tensor, labels: torch.Tensor, ready: Ready | None = None
-    ) -> tuple[torch.Tensor, torch.Tensor]:
+    def _compute(self, rows: torch.Tensor, labels: torch.Tensor, ready: Ready | None = None) -> tuple[torch.Tensor, torch.Tensor]:
         """Leaves a shard's gradient and float buffers in the flat vector; returns the scores and the integer buffers."""
         self._flat.zero_()
         self._reset_buffers()
@@ -111,15 +108,17 @@ class TorchLearner:
         self._update(lr)
 
     def connect(self, world_size: int, num_flags: int) -> None:
-        self._world_size, self._ddp, self._exchange = world_size, None, None
+        self._world_size, self._ddp = world_size, None
         if world_size > 1:
             unused = self._has_unused()
             self._telling = _Telling(self.model, NUM_SCORES + num_flags, self._flat)
             with collective():  # all have the same parameters already
-                self._ddp = DistributedDataParallel(self._telling, find_unused_parameters=unused, init_sync=False)
+                self._ddp = DistributedDataParallel(
+                    self._telling, find_unused_parameters=unused, init_sync=False, forward_sync_buffers=False
+                )
             if self.device.type == "cpu":
-                self._exchange = BucketExchange(dist.get_rank(), world_size, self.layout.dtype)
-                self._ddp.register_comm_hook(None, self._exchange.reduce)
+                exchange = BucketExchange(dist.get_rank(), world_size, self.layout.dtype)
+                self._ddp.register_comm_hook(None, exchange.reduce)
 
     def fast_shard(self, x: np.ndarray, y: np.ndarray, seed: int, num_rows: int, flags: Sequence[float]) -> list[float]:
         self._flat.zero_()
@@ -144,13 +143,12 @@ class TorchLearner:
         """Lets go of DistributedDataParallel in the middle of a step."""
         assert self._ddp is not None, "it has just been used"
         self._ddp._remove_autograd_hooks()  # the error keeps it, and it would go on counting gradients
-        if self._exchange is not None:
-            self._exchange.forget()
-        self._ddp = self._exchange = None
+        self._ddp = None
 
     def _distributed_shard(self, x: np.ndarray, y: np.ndarray, num_rows: int, flags: Sequence[float]) -> list[float]:
         ddp, telling = self._ddp, self._telling
         assert ddp is not None, "connect comes first"
+        self.share_buffers()  # which DistributedDataParallel does too, by a collective
         told: list[torch.Tensor] = []
 
         def model(inputs: torch.Tensor) -> torch.Tensor:
@@ -174,10 +172,12 @@ class TorchLearner:
         self._update(lr)
 
     def share_buffers(self) -> None:
-        if self._world_size > 1 and self._buffers:
-            values = self._read(self._buffers)
-            broadcast(values, 0)
-            self._write(self._buffers, values)
+        if self._world_size > 1 and (self._buffers or self._counters):
+            counters, values = self._read(self._counters).cpu(), self._read(self._buffers).cpu()
+            packed = torch.cat([counters.view(torch.uint8), values.view(torch.uint8)])
+            broadcast(packed, 0)
+            self._write(self._counters, packed[: counters.nbytes].view(counters.dtype))
+            self._write(self._buffers, packed[counters.nbytes :].view(values.dtype))
 
     def _forward(self, model: Forward, rows: torch.Tensor, labels: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """The sum of the losses, to go backward from, and the scores."""
@@ -195,7 +195,7 @@ class TorchLearner:
             gradient = self._weights.grad
             assert gradient is not None
             norm = torch.linalg.vector_norm(gradient)
-            gradient.mul_(torch.clamp(self._clip_norm / (norm + 1e-6), max=1.0))
+            self._weights.grad = gradient * torch.clamp(self._clip_norm / (norm + 1e-6), max=1.0)
         for group in self._optimizer.param_groups:
             group["lr"] = lr
         self._optimizer.step()

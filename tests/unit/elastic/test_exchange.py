@@ -14,15 +14,14 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch.nn.parallel import DistributedDataParallel
 
-from raytrain_app.elastic.exchange import PeerLost, broadcast, broadcast_bytes, gather
+from raytrain_app.elastic.exchange import PeerLost, broadcast, broadcast_bytes, disconnect, gather
 from raytrain_app.elastic.reduce import Layout, Reducer, Shard
-from raytrain_app.learners.buckets import BucketExchange
 from tests.unit.elastic.test_reduce import run_workers
+from tests.unit.learners.test_torch import CLASSES, FEATURES, make_learner, rows
 
 WORKERS, LARGE = 5, 3 << 20
-KILLS = 24
+KILLS = 12
 
 
 def join(rank: int, world_size: int, path: Path, timeout_s: float = 60.0) -> None:
@@ -40,6 +39,7 @@ def worker(rank: int, folder: Path) -> None:
         tensor = torch.full((LARGE,), float(rank))
         broadcast(tensor, source)
         assert (tensor == source).all()
+    assert broadcast_bytes(b"" if rank == 1 else None, 1) == b""
     data = os.urandom(LARGE)
     found = broadcast_bytes(data if rank == 2 else None, 2)
     for receivers in ([4], [0, 3], [1, 3, 4], [0, 1, 3, 4]):
@@ -49,7 +49,7 @@ def worker(rank: int, folder: Path) -> None:
         assert (tensor == (2 if rank in receivers else rank)).all()
     (folder / str(rank)).write_bytes(found)
     gather(torch.zeros(1))
-    dist.destroy_process_group()
+    disconnect()
 
 
 def test_what_is_sent_arrives(tmp_path: Path) -> None:
@@ -78,16 +78,21 @@ def gather_until_lost(rank: int, size: int) -> None:
         gather(values)
 
 
+class Large(nn.Sequential):
+    """With so many parameters in several layers, of which DistributedDataParallel makes buckets, and as many buffers."""
+
+    def __init__(self, size: int) -> None:
+        wide = size // 4 // FEATURES
+        super().__init__(*(layer for _ in range(4) for layer in (nn.Linear(FEATURES, wide), nn.Linear(wide, FEATURES))))
+        self.append(nn.Linear(FEATURES, CLASSES))
+        self.register_buffer("table", torch.ones(size))
+
+
 def train_until_lost(rank: int, size: int) -> None:
-    """With DistributedDataParallel, whose buckets are of a mebibyte first, and of 25 then."""
-    inputs, model = torch.ones(1, 100), DistributedDataParallel(nn.Linear(100, size // 100, bias=False), init_sync=False)
-    exchange = BucketExchange(rank, 2, torch.float32)
-    model.register_comm_hook(None, exchange.reduce)
-    try:
-        while True:
-            model(inputs).sum().backward()
-    finally:
-        exchange.forget()
+    learner = make_learner(lambda: Large(size // 4), optimizer={"name": "sgd"})
+    learner.connect(2, 1)
+    while True:
+        learner.fast_shard(*rows(1, seed=rank), 0, 2, [0])
 
 
 WAYS = {"reduce": reduce_until_lost, "broadcast": broadcast_until_lost, "gather": gather_until_lost, "train": train_until_lost}
@@ -111,7 +116,7 @@ def kill_often(rank: int, way: str, size: int, folder: Path) -> None:
                     signal.setitimer(signal.ITIMER_REAL, delay_s)  # nobody handles its signal, which ends the process
                 WAYS[way](member, size)
             except PeerLost:
-                dist.destroy_process_group()
+                disconnect()
                 (folder / f"lost-{number}").write_text(str(time.monotonic() - began_s - delay_s))
             finally:
                 os._exit(0)

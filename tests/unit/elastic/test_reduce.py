@@ -17,7 +17,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from raytrain_app.elastic.exchange import PeerLost
+from raytrain_app.elastic.exchange import PeerLost, disconnect
 from raytrain_app.elastic.reduce import BLOCK, Layout, Ready, Reducer, Shard
 from raytrain_app.elastic.segments import ROUND_BYTES
 
@@ -97,7 +97,7 @@ def worker(rank: int, ports: list[int], folder: str) -> None:
         if rank < world_size:
             dist.init_process_group("gloo", init_method=f"tcp://127.0.0.1:{ports[world_size]}", rank=rank, world_size=world_size)
             Path(folder, f"{world_size}-{rank}").write_text("\n".join(digests(rank, world_size)))
-            dist.destroy_process_group()
+            disconnect()
 
 
 def free_ports(number: int) -> list[int]:
@@ -144,7 +144,7 @@ def dying_worker(rank: int, port: int, folder: str) -> None:
         reducer.reduce(shard, 2, 2, [0])
     except PeerLost:
         Path(folder, "lost").write_text("")
-    dist.destroy_process_group()
+    disconnect()
 
 
 def test_a_dead_peer_is_told_apart_from_an_error_in_a_shard(tmp_path: Path) -> None:

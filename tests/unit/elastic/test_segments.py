@@ -13,7 +13,7 @@ import torch
 import torch.distributed as dist
 
 from raytrain_app.elastic import segments
-from raytrain_app.elastic.exchange import PeerLost
+from raytrain_app.elastic.exchange import PeerLost, disconnect
 from raytrain_app.elastic.plan import Node, cover, owned_shards, training_rows
 from raytrain_app.elastic.reduce import Layout, Ready, Reducer, Shard
 from raytrain_app.elastic.segments import Members, cut
@@ -60,7 +60,7 @@ def worker(rank: int, world_size: int, folder: str) -> None:
             assert total.rows == list(range(ROWS))
             found.append(digest(total.mean.numpy(), total.counters.numpy(), total.loss, total.correct))
     Path(folder, str(rank)).write_text("\n".join(found))
-    dist.destroy_process_group()
+    disconnect()
 
 
 @pytest.mark.parametrize("world_size", [2, 3])
@@ -105,7 +105,7 @@ def failing_worker(rank: int, kind: str, folder: str) -> None:
         Path(folder, f"{rank}-lost").touch()
     except RuntimeError as error:
         Path(folder, f"{rank}-{error}").touch()
-    dist.destroy_process_group()
+    disconnect()
 
 
 @pytest.mark.parametrize("kind", ["dies", "fails"])

@@ -130,6 +130,17 @@ def test_trains_as_plain_pytorch_does(optimizer: str, clip_norm: float | None) -
         np.testing.assert_allclose(weights, plain.state_dict()[name].numpy(), rtol=2e-4, atol=2e-6)
 
 
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+def test_the_mean_gradient_is_only_read(optimizer: str) -> None:
+    """This worker's part of it may still be on its way to the others."""
+    learner = make_learner(normed, optimizer=OPTIMIZERS[optimizer][0], train={"clip_norm": 0.001})
+    for step in range(2):
+        total = reduce(learner, *rows(10, seed=step), step=step)
+        before = total.mean.clone()
+        learner.apply(total.mean, total.counters, 0.1)
+        assert torch.equal(total.mean, before)
+
+
 @pytest.mark.parametrize("offset", range(16))
 def test_bits_do_not_depend_on_where_the_rows_lie_in_memory(offset: int) -> None:
     learner = make_learner(normed)
