@@ -163,9 +163,9 @@ class _Packets:
         width, rank = members.wire_dtype.itemsize * size, members.rank
         # Heads are multiples of 8 bytes; bodies are padded to them, so that every view below is aligned.
         packets = [8 * n + -(-width * len(nodes) // 8) * 8 for n, nodes in zip(lengths, members.covers, strict=True)]
-        parts = torch.empty(sum(packets), dtype=torch.uint8, device=members.device).split(packets)
-        # What all get is sent from where this worker keeps its own.
-        sent = parts[rank].view(1, -1) if same else parts[rank].new_empty(members.world_size, packets[rank])
+        sent = torch.empty(1 if same else members.world_size, packets[rank], dtype=torch.uint8, device=members.device)
+        others = sent.new_empty(sum(packets) - packets[rank]).split([*packets[:rank], *packets[rank + 1 :]])
+        parts = [*others[:rank], sent[0 if same else rank], *others[rank:]]  # its own stays where it is sent from
         self.exchange = Exchange(rank, parts, sent.expand(members.world_size, -1).unbind(), members.group)
         self.sums: dict[Node, torch.Tensor] = {}
         for part, length, nodes in zip(parts, lengths, members.covers, strict=True):
