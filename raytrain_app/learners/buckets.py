@@ -1,6 +1,6 @@
 """How the gradients of DistributedDataParallel travel over gloo: as the segments of `elastic.segments`.
 
-They take less time than gloo's all-reduce, and a member that dies is told of at once.
+There a member that dies is told of at once, and not in gloo's all-reduce when a message is partly through.
 
 Annotations are not postponed here, since DistributedDataParallel compares those of its hooks with classes.
 """
